@@ -30,8 +30,8 @@ from ray.util.placement_group import placement_group_table
 from benchmarks.local import Local, local_cluster
 from benchmarks.residue_nodes import Residue, join_and_leave
 from callboard.agents.supplies.worker_env import AGENT_MARKER
-from callboard.agents.system.process_tree import marked, process_table
 from callboard.client.jobs import JobHandle
+from callboard.security.processes import marked, process_table
 from callboard.v1.job_pb2 import JobState
 
 MAX_DELAY_S = 0.2

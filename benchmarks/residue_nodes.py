@@ -18,12 +18,12 @@ from ray.util.placement_group import placement_group_table
 
 from benchmarks.local import Local, local_cluster
 from callboard.agents.supplies.worker_env import AGENT_MARKER
-from callboard.agents.system.process_tree import marked, process_table
 from callboard.cli.local.growth import add_worker, end_worker, running_workers
 from callboard.cli.local.plan import network_of
 from callboard.cli.local.ports import listening_in
 from callboard.client.clusters import read_record
 from callboard.client.jobs import JobHandle
+from callboard.security.processes import marked, process_table
 from callboard.v1.job_pb2 import Job, WorkerState
 from callboard.wire.refusals import WrongState
 

@@ -24,8 +24,8 @@ import grpc
 import structlog
 
 from callboard.agents.link.session import controller_channel
-from callboard.agents.system.process_tree import ProcessId, identify
 from callboard.agents.system.processes import exited
+from callboard.security.processes import ProcessId, identify
 from callboard.security.tokens import BadToken
 from callboard.v1 import node_pb2, node_pb2_grpc
 

@@ -15,12 +15,12 @@ from callboard.agents.host.framing import Json
 from callboard.agents.runtime import HostError, Runtime
 from callboard.agents.system.gpu_users import seen_devices
 from callboard.agents.system.nvml import NoDriver
-from callboard.agents.system.process_tree import ProcessId
 from callboard.agents.system.processes import Processes
 from callboard.agents.system.usage import Usage, cpu_milli, usage_of
 from callboard.agents.worker.table import WorkerTable, key_of
 from callboard.agents.worker.worker import Worker
 from callboard.model.describe import MASK
+from callboard.security.processes import ProcessId
 from callboard.v1 import agent_pb2, inspection_pb2
 
 _SAMPLE_S = 0.25

@@ -31,11 +31,11 @@ from callboard.agents.supplies.worker_env import NodeIdentity, host_environment,
 from callboard.agents.system.device_watch import DeviceWatch, ForeignRule
 from callboard.agents.system.devices import NodeDevices, renderers
 from callboard.agents.system.inventory import cpus_near
-from callboard.agents.system.process_tree import ProcessId
 from callboard.agents.worker.order import Site
 from callboard.agents.worker.process_runtime import ProcessRuntime
 from callboard.agents.worker.spares import Spares
 from callboard.agents.worker.table import WorkerTable
+from callboard.security.processes import ProcessId
 from callboard.v1 import agent_pb2, common_pb2, inspection_pb2
 
 _log = structlog.get_logger(__name__)

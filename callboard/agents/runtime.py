@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from callboard.agents.host.framing import Json
-from callboard.agents.system.process_tree import ProcessId
+from callboard.security.processes import ProcessId
 
 
 class HostError(Exception):

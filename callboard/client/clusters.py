@@ -29,6 +29,7 @@ from pathlib import Path
 from callboard.client.errors import ClusterFailed, NoController, SeveralControllers
 from callboard.security.contexts import current_context
 from callboard.security.places import run_directory
+from callboard.security.processes import ProcessId
 
 RECORD_NAME = "cluster.json"
 CONTROLLER_ROLE = "controller"
@@ -112,72 +113,6 @@ def recorded_clusters(base: Path) -> list[ClusterRecord]:
 def running_clusters(base: Path) -> list[ClusterRecord]:
     """Every cluster below ``base`` whose controller runs, by name."""
     return [record for record in recorded_clusters(base) if record.is_running()]
-
-
-# Read without psutil, because the client depends on nothing that could. A process is a pid and a start time, because
-# pids alone are reused.
-_PROC = Path("/proc")
-# Fields of /proc/<pid>/stat behind the last ")", which ends a name that may hold anything.
-_STATE, _PARENT, _THREADS, _START = 0, 1, 17, 19
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessId:
-    """One process of this machine.
-
-    Attributes:
-        pid: its pid.
-        start_ticks: when it started, in clock ticks since boot.
-    """
-
-    pid: int
-    start_ticks: int
-
-    def is_running(self) -> bool:
-        """Whether it still runs. A zombie has ended: it holds nothing but its pid."""
-        fields = _stat(self.pid)
-        return fields is not None and not _has_ended(fields) and int(fields[_START]) == self.start_ticks
-
-
-def identify(pid: int) -> ProcessId | None:
-    """The process that has ``pid`` now; None when there is none, or only a zombie."""
-    fields = _stat(pid)
-    if fields is None or _has_ended(fields):
-        return None
-    return ProcessId(pid, int(fields[_START]))
-
-
-def descendants(roots: list[ProcessId]) -> list[ProcessId]:
-    """Every running process below ``roots``, children before their own children.
-
-    A process whose parent ended was handed to another parent and is not found: call this while the
-    roots still run.
-    """
-    children: dict[int, list[ProcessId]] = {}
-    for entry in _PROC.iterdir():
-        if entry.name.isdigit() and (fields := _stat(int(entry.name))) is not None:
-            found = ProcessId(int(entry.name), int(fields[_START]))
-            children.setdefault(int(fields[_PARENT]), []).append(found)
-    below: list[ProcessId] = []
-    queue = [root for root in roots if root.is_running()]
-    while queue:
-        found_here = children.get(queue.pop(0).pid, [])
-        below.extend(found_here)
-        queue.extend(found_here)
-    return below
-
-
-def _has_ended(fields: list[str]) -> bool:
-    # A process is shown as a zombie once its first thread has ended; the others keep files and ports open.
-    return fields[_STATE] in "ZX" and int(fields[_THREADS]) <= 1
-
-
-def _stat(pid: int) -> list[str] | None:
-    try:
-        text = (_PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    return text.rpartition(")")[2].split()
 
 
 DEFAULT_PORT = 7700

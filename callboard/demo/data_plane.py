@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from callboard.cli.local.ending import ended, kill_trees
-from callboard.client.clusters import identify
 from callboard.client.workers import WorkerHandle
+from callboard.security.processes import identify
 
 CONNECT_S = 30.0
 CALL_S = 20.0

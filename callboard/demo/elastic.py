@@ -26,13 +26,13 @@ from callboard.cli.local.plan import ClusterPlan
 from callboard.cli.show.failures import EXPECTED, failure_of
 from callboard.client.calls.cluster_calls import id_of
 from callboard.client.client import Client
-from callboard.client.clusters import identify
 from callboard.client.jobs import JobHandle
 from callboard.demo.data_plane import DataPlane, RayFailed
 from callboard.demo.stage import own_plan, taken_down
 from callboard.demo.story import Verdict
 from callboard.demo.training_loop import TrainingLoop, TrainingStory
 from callboard.model.requests import ComponentSpec, JobSpec, PgPoolSpec, PoolSpec
+from callboard.security.processes import identify
 
 Result = TypeVar("Result")
 

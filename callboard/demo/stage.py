@@ -18,12 +18,13 @@ from callboard.cli.local.plan import ClusterPlan, free_block
 from callboard.cli.local.taking_down import Leftovers
 from callboard.cli.show import words
 from callboard.client.client import Client
-from callboard.client.clusters import ProcessId, cluster_directory, identify, recorded_clusters
+from callboard.client.clusters import cluster_directory, recorded_clusters
 from callboard.client.jobs import JobHandle
 from callboard.demo.data_plane import DataPlane
 from callboard.demo.story import Story, Verdict
 from callboard.model.requests import ComponentSpec, JobSpec, PgPoolSpec, PoolSpec, PreemptionPolicy
 from callboard.security.places import run_directory
+from callboard.security.processes import ProcessId, identify
 from callboard.v1.job_pb2 import Explanation, Job, JobState
 from callboard.v1.placement_group_pb2 import PlacementGroupKind
 from callboard.v1.pool_pb2 import PlacementGroupPoolStats

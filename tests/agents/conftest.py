@@ -13,8 +13,8 @@ import pytest
 from callboard.agents.agent import run_agent
 from callboard.agents.options import AgentOptions
 from callboard.agents.supplies.worker_env import AGENT_MARKER
-from callboard.agents.system.process_tree import identify, marked, process_table, read_entry
 from callboard.agents.system.processes import exited
+from callboard.security.processes import identify, marked, process_table, read_entry
 from callboard.v1 import agent_pb2
 from tests.support.fake_controller import FakeController, FakeSession
 

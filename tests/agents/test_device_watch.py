@@ -16,8 +16,8 @@ import pytest
 from callboard.agents.system import device_watch
 from callboard.agents.system.device_watch import DeviceWatch, ForeignRule
 from callboard.agents.system.gpu_faults import XIDS_OF_NO_FAULT, XIDS_OF_PROGRAMS, XidWatch
-from callboard.agents.system.process_tree import ProcessId
 from callboard.agents.system.processes import Processes
+from callboard.security.processes import ProcessId
 from callboard.v1 import common_pb2
 from tests.support.nvml_library import GIB, Gpu, Library, install
 

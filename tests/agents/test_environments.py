@@ -17,9 +17,9 @@ import pytest
 from callboard.agents.supplies.environments import EnvironmentFailed, Environments
 from callboard.agents.supplies.packages import Packages, _name_of
 from callboard.agents.supplies.worker_env import AGENT_MARKER
-from callboard.agents.system.process_tree import marked, process_table
 from callboard.agents.system.processes import MachineProcesses
 from callboard.client.packing import pack_project, pack_requirements
+from callboard.security.processes import marked, process_table
 from callboard.v1 import agent_pb2
 from tests.agents.conftest import StartAgent, is_gone, until_gone
 from tests.agents.test_worker_program import ended, shell, until_absent

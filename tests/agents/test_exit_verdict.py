@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from callboard.agents.system.cgroups import Cgroups
-from callboard.agents.system.process_tree import ProcessId, identify
 from callboard.agents.system.usage import Usage, cpu_milli, oom_kills, usage_of
 from callboard.agents.worker.verdict import RECENT_S, Held, MemoryWatch, exit_verdict
+from callboard.security.processes import ProcessId, identify
 from tests.support.cgroups import made_up
 
 GIB = 1 << 30

@@ -16,9 +16,9 @@ from callboard.agents.ray.driver_client import Connection, DriverClient
 from callboard.agents.ray.ray_membership import RayMembership, Tenants
 from callboard.agents.ray.ray_plan import RayPlan
 from callboard.agents.runtime import Hosted, Launch, Runtime
-from callboard.agents.system.process_tree import ProcessId
 from callboard.agents.system.processes import Processes
 from callboard.agents.worker.spares import Spare, Spares
+from callboard.security.processes import ProcessId
 from callboard.simulation.world.ground import GroundRunDir
 from callboard.simulation.world.machines import Machine
 from callboard.simulation.world.timeline import Process, Timeline

@@ -12,10 +12,10 @@ import pytest
 
 from callboard.agents.departure import OUTPUT_BYTES, REASON_CHARS, NoticeOptions, NoticeWatcher, drain_of
 from callboard.agents.options import AgentOptions, OptionError
-from callboard.agents.system.process_tree import identify, is_living
 from callboard.client.client import Client
 from callboard.controller.options import ControllerOptions
 from callboard.controller.server import Controller
+from callboard.security.processes import identify
 
 ROOT = Path(__file__).parents[2]
 
@@ -86,7 +86,7 @@ async def test_a_command_that_hangs_is_ended_with_what_it_started(tmp_path: Path
     started = [identify(int(pid)) for pid in (await asyncio.to_thread(pids.read_text)).split()]
     await looking
     assert len(started) == 2
-    assert [process for process in started if process is not None and is_living(process)] == []
+    assert [process for process in started if process is not None and process.is_running()] == []
     assert drains.reasons == []
 
 

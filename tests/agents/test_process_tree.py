@@ -12,19 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from callboard.agents.system.process_tree import (
-    NotOurProcess,
+from callboard.agents.system.process_tree import NotOurProcess, end_tree, send_signal, wait_gone
+from callboard.security.processes import (
     ProcessId,
     companions,
     descendants,
-    end_tree,
     identify,
     marked,
     process_table,
     read_entry,
-    send_signal,
     start_ms,
-    wait_gone,
 )
 from tests.support.actors import STUBBORN_CHILD, wait_for_file
 

@@ -22,8 +22,8 @@ from callboard.agents.files.run_dir import RunDir
 from callboard.agents.host.framing import RemoteError
 from callboard.agents.ray.driver_client import start_driver
 from callboard.agents.ray.loopback import host_addresses
-from callboard.agents.system.process_tree import read_entry
 from callboard.client.packing import pack_requirements
+from callboard.security.processes import read_entry
 from callboard.v1 import agent_pb2
 from tests.agents.conftest import assert_nothing_left, is_gone, started_by, until_gone
 from tests.support.agents_on_ray import START_S, Cluster, bring_up, joined, run_node, stores_seen

@@ -15,7 +15,7 @@ from callboard.agents.host.framing import Json, PeerGone
 from callboard.agents.ray.driver_client import DriverClient, DriverLost
 from callboard.agents.ray.ray_runtime import RayHosted, RayRuntime
 from callboard.agents.runtime import HostError, Launch
-from callboard.agents.system.process_tree import ProcessId
+from callboard.security.processes import ProcessId
 
 
 class Driver(DriverClient):

@@ -13,7 +13,7 @@ import pytest
 from callboard.agents.files.run_dir import RunDir, RunDirError, Started, default_run_dir
 from callboard.agents.ray.ray_command import RayNodeSpec, check_ports, free_port, ray_start
 from callboard.agents.ray.ray_faults import PortTaken
-from callboard.agents.system.process_tree import ProcessId
+from callboard.security.processes import ProcessId
 
 
 def test_what_was_recorded_is_there_for_the_next_agent(tmp_path: Path) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from callboard.agents.host.framing import Json
-from callboard.agents.system.process_tree import ProcessId
 from callboard.agents.worker.ladder import StopOrder, ask_to_yield, unasked_stop
+from callboard.security.processes import ProcessId
 
 HOOKS = frozenset({"cancel", "checkpoint"})
 

@@ -14,9 +14,9 @@ import pytest
 
 from callboard import StopNotice
 from callboard.agents.host.worker_process import noticed
-from callboard.agents.system.process_tree import identify
 from callboard.agents.system.processes import exited
 from callboard.agents.worker.verdict import how_it_ended, usual_causes
+from callboard.security.processes import identify
 from callboard.v1 import agent_pb2
 from tests.agents.conftest import StartAgent
 from tests.agents.test_workers import LONG_MS, ready, starting, stopped

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from callboard.agents.system import process_tree, processes
-from callboard.agents.system.process_tree import ProcessId, TreeEnd, identify
+from callboard.agents.system.process_tree import TreeEnd
+from callboard.security.processes import ProcessId, identify
 from callboard.v1 import agent_pb2
 from tests.agents.conftest import StartAgent, is_gone, started_by
 from tests.support.actors import wait_for_file

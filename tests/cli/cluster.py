@@ -15,11 +15,11 @@ from typing import Any
 from typer.testing import CliRunner, Result
 
 from callboard.agents.supplies.worker_env import AGENT_MARKER
-from callboard.agents.system.process_tree import marked, process_table
 from callboard.cli.main import app
 from callboard.client.client import Client
 from callboard.controller.options import ControllerOptions, Limits
 from callboard.controller.server import Controller
+from callboard.security.processes import marked, process_table
 
 ROOT = Path(__file__).parents[2]
 

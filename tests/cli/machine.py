@@ -11,9 +11,10 @@ import time
 from pathlib import Path
 
 from callboard.agents.ray.ray_command import free_port
-from callboard.cli.local.ending import marked, send
+from callboard.cli.local.ending import send
 from callboard.cli.local.taking_down import AGENT_MARK
-from callboard.client.clusters import ClusterRecord, ProcessId, descendants, recorded_clusters
+from callboard.client.clusters import ClusterRecord, recorded_clusters
+from callboard.security.processes import ProcessId, descendants, marked, process_table
 
 ROOT = Path(__file__).parents[2]
 
@@ -69,7 +70,8 @@ class Machine:
             # With what descends from them and what lost its parent: an agent that is killed while it ends a worker
             # leaves that one stopped, and nobody else would end it.
             recorded = [entry.process for entry in record.processes]
-            for left in (*descendants(recorded), *recorded, *marked(f"{AGENT_MARK}={record.directory}/")):
+            table = process_table()
+            for left in descendants(recorded, table) | marked(f"{AGENT_MARK}={record.directory}/", table, prefix=True):
                 send(left, signal.SIGKILL)
 
 

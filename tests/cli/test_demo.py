@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from callboard.cli.local.ending import marked
 from callboard.cli.local.ports import listening_in
 from callboard.demo.stage import FACTORS, Responsiveness, Setting
 from callboard.demo.story import Verdict
 from callboard.demo.workers import RLHFWorker
 from callboard.model.inputs import job_spec, pool_spec
 from callboard.model.quantities import Resources
+from callboard.security.processes import marked, process_table
 
 ROOT = Path(__file__).parents[2]
 
@@ -76,7 +76,7 @@ def test_ctrl_c_in_an_act_leaves_nothing(run_dir: Path) -> None:
     process.communicate(timeout=120)
     assert process.returncode == 130
     assert not run_dir.exists()
-    assert marked(f"CALLBOARD_AGENT={run_dir}/") == []
+    assert not marked(f"CALLBOARD_AGENT={run_dir}/", process_table(), prefix=True)
     assert listening_in(network) == []
 
 

@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 
 from callboard.agents.ray.ray_command import free_port
-from callboard.cli.local.ending import marked
 from callboard.cli.local.growth import running_workers
 from callboard.cli.local.ports import listening_in
 from callboard.client.clusters import ClusterRecord
 from callboard.demo.elastic import ElasticResult
 from callboard.demo.training import PASSES, TrainingActor
 from callboard.demo.training_loop import Step, chart
+from callboard.security.processes import marked, process_table
 from examples import training_loop_with_autoscaling as example
 from tests.cli.machine import ROOT, Machine, wait_for_line, wait_gone
 
@@ -81,7 +81,7 @@ def ctrl_c(process: subprocess.Popen[str]) -> str:
 
 def check_nothing_left(machine: Machine, record: ClusterRecord) -> None:
     assert not machine.run_dir.exists()
-    assert marked(f"CALLBOARD_AGENT={machine.run_dir}/") == []
+    assert not marked(f"CALLBOARD_AGENT={machine.run_dir}/", process_table(), prefix=True)
     assert listening_in(f"127.0.{record.block}.0/24") == []
 
 

@@ -21,7 +21,7 @@ from callboard.cli.local import dashboard
 from callboard.cli.local.cluster import LocalCluster, PortTaken
 from callboard.cli.local.ending import send
 from callboard.cli.local.plan import ClusterPlan
-from callboard.client.clusters import descendants, identify
+from callboard.security.processes import descendants, identify, process_table
 from tests.cli.machine import Machine, programs, wait_for_line, wait_gone
 
 ACTORS = "tests.support.actors"
@@ -80,7 +80,7 @@ def test_what_is_stopped_ends_with_its_cluster(machine: Machine, tmp_path: Path)
         worker = {"name": "w", "actor": "tests.support.actors:Stubborn", "args": [str(child)], "resources": {"cpu": 1}}
         job = client.submit({"name": "train", "pool": "p", "components": [worker]})
         job.running(timeout=60)
-    below = {process.pid: process for process in descendants(programs(record))}
+    below = {process.pid: process for process in descendants(programs(record), process_table())}
     assert int(child.read_text()) in below
     for pid in [*below, *(entry.process.pid for entry in record.processes)]:
         os.kill(pid, signal.SIGSTOP)

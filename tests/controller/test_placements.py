@@ -16,9 +16,9 @@ import psutil
 import pytest
 import yaml
 
-from callboard.agents.system.process_tree import ProcessId, identify
 from callboard.agents.system.processes import exited
 from callboard.controller.searches import placements
+from callboard.security.processes import ProcessId, identify
 from callboard.v1 import agent_pb2, common_pb2, job_pb2, placement_pb2, placement_pb2_grpc
 from callboard.wire.refusals import ErrorReason
 from tests.controller.support import Api, api_at, job, options_for, pool, refusal_of, running

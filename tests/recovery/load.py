@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from callboard.agents.system.process_tree import read_entry
 from callboard.client.client import Client
 from callboard.client.jobs import ENDED
+from callboard.security.processes import read_entry
 from callboard.v1.job_pb2 import Job, Worker, WorkerState
 from callboard.wire.enums import text_of
 from callboard.wire.refusals import DeadlineExceeded, NotFound, Unavailable, WrongState

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from callboard.agents.supplies.worker_env import AGENT_MARKER
-from callboard.agents.system.process_tree import marked, process_table
+from callboard.security.processes import marked, process_table
 
 UP, DOWN = "up", "down"
 """Towards the server, and back."""

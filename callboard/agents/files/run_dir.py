@@ -35,7 +35,7 @@ import structlog
 
 from callboard.agents.files.lease_file import LEASE_FILE
 from callboard.agents.host.framing import Json
-from callboard.agents.system.process_tree import ProcessId
+from callboard.security.processes import ProcessId
 
 _log = structlog.get_logger(__name__)
 

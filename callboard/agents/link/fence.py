@@ -27,16 +27,8 @@ from typing import Protocol
 
 from callboard.agents.files.lease_file import HeardLease, boot_s, read_lease
 from callboard.agents.files.run_dir import Started, read_records
-from callboard.agents.system.process_tree import (
-    ProcessEntry,
-    ProcessId,
-    companions,
-    end_tree,
-    identify,
-    is_living,
-    marked,
-    opened,
-)
+from callboard.agents.system.process_tree import end_tree
+from callboard.security.processes import ProcessEntry, ProcessId, companions, identify, marked, opened
 
 SLACK_S = 0.25
 """After the lease: an agent that lives ends its workers itself, and says so."""
@@ -102,7 +94,7 @@ class _Here:
         self._run_dir = run_dir
         self._agent = agent
         self.now_s = boot_s
-        self.is_living = is_living
+        self.is_living = ProcessId.is_running
 
     def heard(self) -> HeardLease | None:
         return read_lease(self._run_dir)
@@ -111,7 +103,7 @@ class _Here:
         return read_records(self._run_dir)
 
     def agent_lives(self) -> bool:
-        return is_living(self._agent)
+        return self._agent.is_running()
 
     def end(self, worker: Started) -> None:
         process = worker.process

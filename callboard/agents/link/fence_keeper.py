@@ -12,9 +12,9 @@ from typing import Protocol, TypeAlias
 import structlog
 
 from callboard.agents.files.run_dir import RunDir, Started
-from callboard.agents.system.process_tree import ProcessId, identify
 from callboard.agents.system.processes import Processes
 from callboard.model.durations import Backoff
+from callboard.security.processes import ProcessId, identify
 
 _log = structlog.get_logger(__name__)
 

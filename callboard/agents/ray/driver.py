@@ -29,7 +29,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 from callboard.agents.host.framing import Json, serve
 from callboard.agents.ray.ray_bookings import NAMESPACE, Bookings, group_of
 from callboard.agents.ray.worker_ray import GIVE_AWAY, RayWorkerHost
-from callboard.agents.system.process_tree import PROC, identify, start_ms
+from callboard.security.processes import PROC, identify, start_ms
 
 CONTROL_GROUP = "control"
 CONTROL_METHODS = ("ping", "assign", "preload", "cancel", "checkpoint", "progress", "report", "secrets", "execute")

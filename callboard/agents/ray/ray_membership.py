@@ -22,10 +22,10 @@ from callboard.agents.ray.ray_command import free_port
 from callboard.agents.ray.ray_faults import PortTaken, RayNodeError, fault_of
 from callboard.agents.ray.ray_node import RayNode, StartRayNode
 from callboard.agents.ray.ray_plan import RayPlan, RayTarget
-from callboard.agents.system.process_tree import ProcessId
 from callboard.agents.system.processes import Processes
 from callboard.model.durations import Backoff
 from callboard.model.ray_fault import NO_RAY_HEAD, RayFault, RayFaultCode
+from callboard.security.processes import ProcessId
 from callboard.v1 import agent_pb2, common_pb2
 from callboard.wire.enums import to_wire
 

@@ -21,8 +21,8 @@ import structlog
 
 from callboard.agents.ray.ray_command import MONITOR_SETTINGS, RayNodeSpec, check_ports, ray_start
 from callboard.agents.ray.ray_faults import RayNodeError, os_error, start_error
-from callboard.agents.system.process_tree import PROC, ProcessId, identify
 from callboard.agents.system.processes import Processes
+from callboard.security.processes import PROC, ProcessId, identify
 
 _log = structlog.get_logger(__name__)
 

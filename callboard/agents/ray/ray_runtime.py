@@ -15,8 +15,8 @@ import structlog
 from callboard.agents.host.framing import Json, RemoteError
 from callboard.agents.ray.driver_client import DriverClient, DriverLost
 from callboard.agents.runtime import BookedGroup, FoundGroup, GroupBooking, Hosted, HostError, Launch
-from callboard.agents.system.process_tree import ProcessId
 from callboard.model.durations import Backoff
+from callboard.security.processes import ProcessId
 
 _log = structlog.get_logger(__name__)
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from callboard.agents.system.process_tree import PROC
+from callboard.security.processes import PROC
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,8 @@ from pathlib import Path
 from callboard.agents.system.gpu_faults import XID_NAMES, Health, XidWatch
 from callboard.agents.system.gpu_users import DevicesSeen, DeviceUse, seen_devices
 from callboard.agents.system.nvml import NoDriver
-from callboard.agents.system.process_tree import PROC, ProcessId, read_entry
 from callboard.agents.system.processes import Processes
+from callboard.security.processes import PROC, ProcessId, read_entry
 from callboard.v1 import common_pb2
 
 _LOOK_S = 5.0

@@ -23,21 +23,20 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 from callboard.agents.system import process_tree, usage
-from callboard.agents.system.process_tree import (
+from callboard.agents.system.process_tree import Search, TreeEnd, end_tree
+from callboard.agents.system.usage import Usage
+from callboard.security.processes import (
     ProcessEntry,
     ProcessId,
-    Search,
-    TreeEnd,
     companions,
     descendants,
-    end_tree,
     exit_status,
     identify,
     marked,
     process_table,
+    start_ms,
     trees_of,
 )
-from callboard.agents.system.usage import Usage
 
 _THREADS = 64
 """Trees ended at once: more than a node has workers that hang."""
@@ -160,8 +159,8 @@ class Processes(Protocol):
 class MachineProcesses:
     """The real ones."""
 
-    is_living = staticmethod(process_tree.is_living)
-    start_ms = staticmethod(process_tree.start_ms)
+    is_living = staticmethod(ProcessId.is_running)
+    start_ms = staticmethod(start_ms)
     send_signal = staticmethod(process_tree.send_signal)
     exited = staticmethod(exited)
     usage_of = staticmethod(usage.usage_of)

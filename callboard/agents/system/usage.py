@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from callboard.agents.system.cgroups import Cgroups
-from callboard.agents.system.process_tree import PROC, ProcessId
+from callboard.security.processes import PROC, ProcessId
 
 _OWN = Cgroups()
 

@@ -18,8 +18,9 @@ import structlog
 from callboard.agents.files.checkpoints import Yielded
 from callboard.agents.host.framing import Json
 from callboard.agents.runtime import Hosted, HostError
-from callboard.agents.system.process_tree import NotOurProcess, ProcessId
+from callboard.agents.system.process_tree import NotOurProcess
 from callboard.agents.system.processes import Processes
+from callboard.security.processes import ProcessId
 from callboard.v1 import agent_pb2
 
 _log = structlog.get_logger(__name__)

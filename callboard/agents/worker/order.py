@@ -27,13 +27,13 @@ from callboard.agents.supplies.containers import Containers
 from callboard.agents.supplies.environments import Environment, EnvironmentFailed, Environments
 from callboard.agents.supplies.interpreters import Interpreters
 from callboard.agents.supplies.packages import Packages
-from callboard.agents.system.process_tree import ProcessId
 from callboard.agents.system.processes import Processes
 from callboard.agents.worker.ports import Ports
 from callboard.agents.worker.preloads import Wish
 from callboard.agents.worker.spares import Spares
 from callboard.agents.worker.verdict import MemoryWatch
 from callboard.model.specs import PROGRAM
+from callboard.security.processes import ProcessId
 from callboard.v1 import agent_pb2
 
 

@@ -17,8 +17,8 @@ from callboard.agents.host import worker_container
 from callboard.agents.host.framing import Json, PeerGone, RemoteError, Requests
 from callboard.agents.host.worker_output import STDERR, STDOUT
 from callboard.agents.runtime import BookedGroup, FoundGroup, GroupBooking, Hosted, HostError, Launch
-from callboard.agents.system.process_tree import ProcessId, identify
 from callboard.agents.worker.verdict import how_it_ended
+from callboard.security.processes import ProcessId, identify
 
 
 class ProcessRuntime:

@@ -23,10 +23,10 @@ from callboard.agents.files.run_dir import RunDir, Started
 from callboard.agents.host.framing import Json
 from callboard.agents.runtime import Hosted, HostError, Launch, Runtime
 from callboard.agents.supplies.interpreters import Interpreters
-from callboard.agents.system.process_tree import ProcessId
 from callboard.agents.system.processes import Processes
 from callboard.agents.worker.preloads import PLAIN, Kind, Modules, Preloads, Wish, difference
 from callboard.model.durations import Backoff
+from callboard.security.processes import ProcessId
 from callboard.v1 import common_pb2
 
 _log = structlog.get_logger(__name__)

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 from callboard.agents.host.worker_process import signal_name
 from callboard.agents.runtime import Hosted
-from callboard.agents.system.process_tree import ProcessId
 from callboard.agents.system.processes import Processes
 from callboard.model.quantities import format_memory
+from callboard.security.processes import ProcessId
 from callboard.v1 import agent_pb2
 
 _KILLED = ("signal 9", "SIGKILL")

@@ -20,7 +20,6 @@ from callboard.agents.files.checkpoints import NOTHING_LEFT, Yielded
 from callboard.agents.host.framing import Json
 from callboard.agents.host.worker_secrets import hiding
 from callboard.agents.runtime import Hosted, HostError
-from callboard.agents.system.process_tree import ProcessId
 from callboard.agents.worker.ladder import (
     ENDED_FIRST,
     EXIT_SETTLE_S,
@@ -38,6 +37,7 @@ from callboard.agents.worker.reports import NotStarted, Reports, outcome_of
 from callboard.agents.worker.spares import Bringing
 from callboard.agents.worker.verdict import Footprint, how_it_ended, usual_causes
 from callboard.model.specs import ENVIRONMENT_MS
+from callboard.security.processes import ProcessId
 from callboard.v1 import agent_pb2
 
 _log = structlog.get_logger(__name__)

@@ -15,13 +15,14 @@ from callboard.cli.cluster.local_failures import in_words
 from callboard.cli.local.records import AlreadyUp, claim_directory, remove_directory
 from callboard.cli.options import Stated, read_stated
 from callboard.cli.show.session import failing_in_words
-from callboard.client.clusters import CONTROLLER_ROLE, ClusterRecord, cluster_directory, identify, write_record
+from callboard.client.clusters import CONTROLLER_ROLE, ClusterRecord, cluster_directory, write_record
 from callboard.controller.journal.database import STORE_VARIABLE, check_url
 from callboard.controller.options import DEFAULT_METRICS, DEFAULT_PAGE, BadOption, ControllerOptions, Limits
 from callboard.controller.server import run_controller
 from callboard.model.faults import InvalidInput
 from callboard.model.inputs.roles import read_role_file
 from callboard.security.places import run_directory
+from callboard.security.processes import identify
 from callboard.security.roles import Role
 from callboard.security.signed_tokens import ROLES_OF_PEOPLE, SignedTokenRules
 from callboard.security.tls import TlsFiles

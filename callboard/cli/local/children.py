@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import TypeVar
 
 from callboard.cli.local.ending import ended
-from callboard.client.clusters import ProcessId, identify
+from callboard.security.processes import ProcessId, identify
 
 Result = TypeVar("Result")
 

@@ -27,14 +27,8 @@ from callboard.cli.local.taking_down import end_cluster, sweep
 from callboard.cli.local.turns import turn
 from callboard.client.calls.cluster_calls import id_of
 from callboard.client.client import Client
-from callboard.client.clusters import (
-    CONTROLLER_ROLE,
-    ClusterRecord,
-    identify,
-    read_record,
-    running_clusters,
-    write_record,
-)
+from callboard.client.clusters import CONTROLLER_ROLE, ClusterRecord, read_record, running_clusters, write_record
+from callboard.security.processes import identify
 from callboard.security.tokens import forget_stated_token
 from callboard.v1.node_pb2 import Node, NodeState
 

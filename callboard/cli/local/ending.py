@@ -8,13 +8,14 @@ when it returns, each of them has ended.
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
-from collections.abc import Sequence
-from pathlib import Path
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
-from callboard.client.clusters import ProcessId, descendants, identify
+from callboard.agents.system.process_tree import end_tree
+from callboard.security.processes import ProcessId, opened
 
 KILL_PROOF_S = 5.0
 """How long the kernel may take to end a killed process before we say that it did not."""
@@ -29,22 +30,16 @@ class StillRunning(Exception):
 
 
 async def ended(process: ProcessId) -> None:
-    try:
-        fd = os.pidfd_open(process.pid)
-    except ProcessLookupError:
-        return
-    try:
-        if not process.is_running():
+    with opened(process) as descriptor:
+        if descriptor is None:
             return
         readable = asyncio.Event()
         loop = asyncio.get_running_loop()
-        loop.add_reader(fd, readable.set)
+        loop.add_reader(descriptor, readable.set)
         try:
             await readable.wait()
         finally:
-            loop.remove_reader(fd)
-    finally:
-        os.close(fd)
+            loop.remove_reader(descriptor)
 
 
 async def end_politely(programs: Sequence[ProcessId], *, grace_s: float, hurry: asyncio.Event) -> list[ProcessId]:
@@ -73,66 +68,19 @@ async def end_politely(programs: Sequence[ProcessId], *, grace_s: float, hurry: 
     return [program for program in programs if program.is_running()]
 
 
-async def kill_trees(roots: Sequence[ProcessId]) -> None:
+async def kill_trees(roots: Iterable[ProcessId]) -> None:
     """Kills processes with all that descends from them, and waits until every one has ended.
 
     Raises:
         StillRunning: the kernel did not end one of them in time.
     """
-    # Stopped first, so that nothing is forked behind the list.
-    stopped: list[ProcessId] = []
-    while fresh := [
-        process for process in (*roots, *descendants(list(roots))) if process not in stopped and process.is_running()
-    ]:
-        for process in fresh:
-            send(process, signal.SIGSTOP)
-        stopped.extend(fresh)
-    for process in stopped:
-        send(process, signal.SIGKILL)
-    await proved_gone(stopped, KILL_PROOF_S)
-
-
-async def proved_gone(processes: Sequence[ProcessId], timeout_s: float) -> None:
-    """Waits until every process has ended.
-
-    Raises:
-        StillRunning: one has not in time.
-    """
-    try:
-        async with asyncio.timeout(timeout_s):
-            for process in processes:
-                await ended(process)
-    except TimeoutError:
-        raise StillRunning([process for process in processes if process.is_running()]) from None
-
-
-def marked(assignment: str) -> list[ProcessId]:
-    """Running processes of this user in whose environment a variable begins like ``assignment`` ("NAME=value")."""
-    needle = b"\0" + assignment.encode()
-    found = []
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
-            environment = (entry / "environ").read_bytes()
-        except OSError:
-            continue  # Somebody else's, or gone.
-        if needle in b"\0" + environment and (process := identify(int(entry.name))) is not None:
-            found.append(process)
-    return found
+    end = await asyncio.to_thread(end_tree, roots, deadline=time.monotonic() + KILL_PROOF_S)
+    if not end.gone:
+        raise StillRunning(end.left)
 
 
 def send(process: ProcessId, number: signal.Signals) -> None:
     """Sends a signal to ``process``, never to another one that has its pid by now."""
-    try:
-        fd = os.pidfd_open(process.pid)
-    except ProcessLookupError:
-        return
-    try:
-        # The pidfd pins whoever has the pid now; the start time says whether that is the one we mean.
-        if process.is_running():
-            signal.pidfd_send_signal(fd, number)
-    except ProcessLookupError:
-        return  # It ended between the look and the signal.
-    finally:
-        os.close(fd)
+    with opened(process) as descriptor, suppress(ProcessLookupError):  # it may end between the look and the signal
+        if descriptor is not None:
+            signal.pidfd_send_signal(descriptor, number)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from callboard.cli.local.children import Child, unless_ended
 from callboard.cli.local.cluster import NotReady, PortTaken
-from callboard.cli.local.ending import end_politely, kill_trees, marked
+from callboard.cli.local.ending import end_politely, kill_trees
 from callboard.cli.local.plan import ClusterPlan, read_plan
 from callboard.cli.local.ports import is_taken, listeners
 from callboard.cli.local.records import UP_ROLE
@@ -25,7 +25,8 @@ from callboard.cli.local.taking_down import AGENT_GRACE_S, AGENT_MARK
 from callboard.cli.local.turns import ClusterGone, turn
 from callboard.client.calls.cluster_calls import GONE, id_of
 from callboard.client.client import Client
-from callboard.client.clusters import ClusterRecord, ProcessId, descendants, read_record, write_record
+from callboard.client.clusters import ClusterRecord, read_record, write_record
+from callboard.security.processes import ProcessId, descendants, marked, process_table
 from callboard.v1.node_pb2 import Node, NodeState
 
 
@@ -175,8 +176,8 @@ def _check_ports(plan: ClusterPlan, rank: int) -> None:
     if not taken:
         return
     # Ray's node outlives an agent that was killed. The next agent of the place takes over what that one left.
-    roots = marked(f"{AGENT_MARK}={plan.node_directory(rank)}\0")
-    left = {process.pid for process in (*roots, *descendants(roots))}
+    table = process_table()
+    left = {process.pid for process in descendants(marked(f"{AGENT_MARK}={plan.node_directory(rank)}", table), table)}
     for port in taken:
         holders = [*listeners(f"{host}:{port}"), *listeners(f"0.0.0.0:{port}")]
         if not holders or not left.issuperset(holders):
@@ -218,7 +219,7 @@ async def _take_back(child: Child) -> None:
 
 
 async def _end(agent: ProcessId) -> None:
-    tree = descendants([agent])
+    tree = descendants([agent], process_table())
     stubborn = await end_politely([agent], grace_s=AGENT_GRACE_S, hurry=asyncio.Event())
     left = [process for process in (*stubborn, *tree) if process.is_running()]
     if left:

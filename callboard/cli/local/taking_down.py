@@ -7,24 +7,19 @@ end by itself is killed with all that descends from it; what left its tree still
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
-from callboard.cli.local.ending import StillRunning, end_politely, kill_trees, marked
+from callboard.cli.local.ending import StillRunning, end_politely, kill_trees
 from callboard.cli.local.plan import network_of
 from callboard.cli.local.ports import is_taken, listeners, listening_in
 from callboard.cli.local.records import UP_ROLE, remove_directory
 from callboard.cli.local.turns import ClusterGone, Turn
-from callboard.client.clusters import (
-    CONTROLLER_ROLE,
-    ClusterRecord,
-    ProcessId,
-    descendants,
-    read_record,
-    recorded_clusters,
-)
+from callboard.client.clusters import CONTROLLER_ROLE, ClusterRecord, read_record, recorded_clusters
+from callboard.security.processes import ProcessId, descendants, marked, process_table
 
 AGENT_GRACE_S = 25.0
 """How long agents may take to stop workers and Ray. Above the 20 s after which they give up
@@ -90,7 +85,7 @@ async def _end_recorded(record: ClusterRecord, *, hurry: asyncio.Event) -> None:
     programs = [entry for entry in record.processes if entry.role != UP_ROLE]
     controllers = [entry.process for entry in programs if entry.role == CONTROLLER_ROLE]
     agents = [entry.process for entry in programs if entry.role != CONTROLLER_ROLE]
-    tree = descendants([*agents, *controllers])
+    tree = set(descendants([*agents, *controllers], process_table()))
     # Ray's head is on the first node: the others' Ray would wait for it in vain if it went first.
     for group, grace_s in ((agents[1:], AGENT_GRACE_S), (agents[:1], AGENT_GRACE_S), (controllers, CONTROLLER_GRACE_S)):
         await _end_group(group, grace_s, hurry, tree)
@@ -100,14 +95,14 @@ async def _end_recorded(record: ClusterRecord, *, hurry: asyncio.Event) -> None:
         raise Leftovers(left)
 
 
-async def _what_is_left(record: ClusterRecord, tree: list[ProcessId]) -> list[str]:
+async def _what_is_left(record: ClusterRecord, tree: set[ProcessId]) -> list[str]:
     """Kills what is left of a cluster until there is nothing, a sentence for each thing that stays."""
     deadline = time.monotonic() + PROOF_S
     while True:
         # What left its tree still carries the mark of its agent. Looked for again each time: a process that was
         # being forked during one look is there in the next.
-        strays = [*tree, *marked(f"{AGENT_MARK}={record.directory}/")]
-        strays = [process for process in strays if process.is_running()]
+        strays = tree | marked(f"{AGENT_MARK}={record.directory}/", process_table(), prefix=True)
+        strays = {process for process in strays if process.is_running() and process.pid != os.getpid()}
         try:
             await kill_trees(strays)
         except StillRunning as error:
@@ -148,9 +143,9 @@ async def _last_turn(directory: Path, hurry: asyncio.Event) -> AsyncIterator[Non
         mine.give_back()
 
 
-async def _end_group(group: Sequence[ProcessId], grace_s: float, hurry: asyncio.Event, tree: list[ProcessId]) -> None:
+async def _end_group(group: Sequence[ProcessId], grace_s: float, hurry: asyncio.Event, tree: set[ProcessId]) -> None:
     # Taken again here: what was started since the first look would lose its parent now.
-    tree.extend(process for process in descendants(list(group)) if process not in tree)
+    tree |= descendants(group, process_table())
     stubborn = await end_politely(group, grace_s=grace_s, hurry=hurry)
     if stubborn:
         await kill_trees(stubborn)

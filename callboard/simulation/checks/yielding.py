@@ -7,7 +7,7 @@ can't be asked, and an agent that leaves has its own time for its workers.
 
 from __future__ import annotations
 
-from callboard.agents.system.process_tree import ProcessId
+from callboard.security.processes import ProcessId
 from callboard.simulation.world.machines import Machine, Running, Tree
 from callboard.simulation.world.network import Message
 from callboard.simulation.world.rules import RuleBroken

@@ -25,10 +25,11 @@ from callboard.agents.ray.ray_node import RayNode
 from callboard.agents.supplies.containers import Containers
 from callboard.agents.supplies.environments import Environments
 from callboard.agents.supplies.packages import Packages
-from callboard.agents.system.process_tree import ProcessEntry, ProcessId, TreeEnd, descendants, trees_of
+from callboard.agents.system.process_tree import TreeEnd
 from callboard.agents.system.processes import Processes
 from callboard.agents.system.usage import Usage
 from callboard.agents.worker.ports import Ports
+from callboard.security.processes import ProcessEntry, ProcessId, descendants, trees_of
 from callboard.simulation.options import Fault
 from callboard.simulation.world.driver import Driver
 from callboard.simulation.world.machines import Machine, Running

@@ -14,7 +14,7 @@ from typing import Any
 
 from callboard.agents.files.lease_file import HeardLease
 from callboard.agents.files.run_dir import Started
-from callboard.agents.system.process_tree import ProcessId
+from callboard.security.processes import ProcessId
 from callboard.simulation.world.rules import RuleBroken
 from callboard.simulation.world.timeline import Timeline, in_dead_process
 
