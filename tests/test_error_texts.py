@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 GOLDEN = ROOT / "tests" / "data" / "errors.txt"
 
 MADE_BY = re.compile(
-    "Failure|_?[Ff]ault|Misfit|Refused|Refusal|Reason|BadParameter|invalid|Finding|doom|_need|_refused|_fail|_bad|_no"
+    "Failure|CommandFailed|_?[Ff]ault|Misfit|Refused|Refusal|Reason|BadParameter|invalid|Finding|doom|_need|_refused|_fail|_bad|_no"
 )
 """What makes texts of errors beside `raise`."""
 
@@ -125,7 +125,9 @@ def test_a_failure_of_the_command_line_says_what_why_and_what_to_do() -> None:
     checked = 0
     for path in (ROOT / "callboard" / "cli").rglob("*.py"):
         for call in calls(path):
-            if ast.unparse(call.func) != "Failure" or any(isinstance(part, ast.Starred) for part in call.args):
+            if ast.unparse(call.func) not in ("Failure", "CommandFailed") or any(
+                isinstance(part, ast.Starred) for part in call.args
+            ):
                 continue
             named = {word.arg: word.value for word in call.keywords}
             parts = [*call.args[:3], *(named[name] for name in ("what", "why", "remedy") if name in named)]

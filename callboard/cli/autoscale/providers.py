@@ -38,7 +38,7 @@ PREFIX = "auto-"
 """Ids of nodes that commands started begin so."""
 
 
-class CommandFailed(ProviderFailed):
+class EndedInError(ProviderFailed):
     """A command ended by itself with an exit code that says so."""
 
 
@@ -131,7 +131,7 @@ class CommandProvider:
             taken_back = False
         except TimeoutError:
             raise ProviderFailed(f"{node_id} did not join within {NODE_START_S:g} s") from None
-        except CommandFailed:
+        except EndedInError:
             taken_back = False  # It said itself that it handed nothing in.
             raise
         finally:
@@ -174,4 +174,4 @@ class CommandProvider:
             if process.returncode:
                 errors.seek(max(0, errors.seek(0, os.SEEK_END) - LAST_WORDS_BYTES))
                 last = errors.read().decode(errors="replace").strip().splitlines()[-1:]
-                raise CommandFailed(f"{command!r} ended with {process.returncode}: {' '.join(last)}")
+                raise EndedInError(f"{command!r} ended with {process.returncode}: {' '.join(last)}")

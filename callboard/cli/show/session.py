@@ -92,8 +92,9 @@ def unless_wrong(what: str, *kinds: type[Exception]) -> Iterator[None]:
         try:
             yield
         except kinds as error:
-            said = f"The {what} were left as they are."
-            raise CommandFailed(said, f"{error}.", "Correct it and try again.", BAD_INPUT) from error
+            raise CommandFailed(
+                f"The {what} were left as they are.", f"{error}.", "Correct it and try again.", BAD_INPUT
+            ) from error
 
 
 async def _again_and_again(client: Client, action: Callable[[Client], Awaitable[Result]]) -> Result:
