@@ -59,6 +59,20 @@ class TestVerdict:
         assert "eater" not in other.message, "not for lack of memory"
 
 
+class TestLauncher:
+    def test_the_end_of_one_whose_child_may_have_been_ended_for_lack_of_memory_names_that(self) -> None:
+        hog = Held("other/w/0", 4 * GIB, 0, 0.0)
+        message = "`torchrun train.py` ended with exit code 1"
+        verdict = exit_verdict(message, oom_kills=1, peak_bytes=GIB, asked_bytes=2 * GIB, larger=hog, is_command=True)
+        assert verdict.message == (
+            f"{message}; while it ran, the kernel ended a process on this node for lack of memory, perhaps one that it "
+            "had started; its processes held up to 1GiB, it asked for 2GiB; other/w/0 held most on the node, 4GiB"
+        )
+        assert not verdict.out_of_memory, "nobody knows whose it was"
+        none = exit_verdict(message, oom_kills=0, peak_bytes=GIB, asked_bytes=0, is_command=True)
+        assert none.message == message
+
+
 class TestMemoryWatch:
     def test_the_largest_is_known_for_a_while_after_its_end(self) -> None:
         watch = MemoryWatch()

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.agents.test_program import Program, program
+from tests.agents.test_worker_program import shell
 from tests.support.fake_controller import FakeController, start_worker
 
 __all__ = ["program"]  # the fixture
@@ -39,6 +40,22 @@ def small_group() -> Iterator[Path]:
     while (group / "cgroup.procs").read_text():
         time.sleep(0.01)
     group.rmdir()
+
+
+async def test_a_command_whose_child_the_kernel_ends_names_that_though_it_ends_by_a_code_of_its_own(
+    controller: FakeController, small_group: Path, program: Program
+) -> None:
+    agent = await program()
+    (small_group / "cgroup.procs").write_text(str(agent.pid))
+    await controller.session()
+    hog = f"echo 'rank 3 takes all' >&2; python -c 'b = bytearray({2 * LIMIT})' || exit 1"
+    assert (await controller.do(start_worker=shell(hog))).HasField("worker_ready")
+    end = await controller.said("worker_finished")
+    assert end.exit_code == 1
+    assert "ended with exit code 1; while it ran, the kernel ended a process on this node for lack of" in end.traceback
+    assert "rank 3 takes all" in end.stderr_tail
+    agent.terminate()
+    assert await agent.wait() == 0
 
 
 async def test_an_end_for_lack_of_memory_is_reported_with_the_peak(

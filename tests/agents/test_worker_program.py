@@ -159,6 +159,16 @@ class TestSurroundings:
         }
         assert {name: seen.get(name) for name in expected} == expected
 
+    async def test_what_torchrun_notes_goes_with_the_worker(self, controller: FakeController, tmp_path: Path) -> None:
+        start = shell(f'mkdir -p "$PET_LOG_DIR/none_1"; echo "$PET_LOG_DIR" > {tmp_path}/seen')
+        await ready(controller, start)
+        assert (await ended(controller)).succeeded
+        folder = Path((tmp_path / "seen").read_text().strip())
+        assert (folder / "none_1").is_dir()
+        assert folder.parent.stat().st_mode & 0o777 == 0o700
+        await stopped(controller, start)
+        await until_absent(folder.parent.parent, folder.parent.name)
+
     async def test_what_it_sends_to_its_process_group_stays_below_the_host(self, controller: FakeController) -> None:
         """`trap 'kill 0' EXIT` is common in scripts."""
         await ready(controller, shell("trap : TERM; kill 0; exit 7"))

@@ -76,6 +76,14 @@ class TestOneProgram:
         assert done.exit_code == 1
         assert re.search("build is FAILED: main/0 on n0: the environment can't be built .*none-such", done.stderr)
 
+    async def test_a_file_that_stayed_here_is_named_where_the_program_may_have_missed_it(
+        self, cluster: RealCluster
+    ) -> None:
+        hint = "callboard: pyproject.toml is in "
+        for code, is_told in (("2", True), ("3", False)):
+            done = await ran(cluster, "--", "sh", "-c", f"exit {code}", "pyproject.toml")
+            assert (done.exit_code, hint in done.stderr) == (int(code), is_told), done
+
     async def test_it_says_why_it_waits_and_goes_on(self, cluster: RealCluster) -> None:
         blocker = await cluster.client.submit(job("blocker", resources={"cpu": 1, "gpu": 2}))
         await blocker.running(timeout=60)

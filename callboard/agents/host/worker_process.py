@@ -14,12 +14,14 @@ import inspect
 import json
 import os
 import signal
+import stat
 import sys
 import sysconfig
 import time
 import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,6 +61,21 @@ def scratch_of(marker: str) -> Path:
     """Folder for what a worker needs besides its output, under a short path: Ray has sockets there. It goes with the
     worker, whose CALLBOARD_WORKER this is."""
     return Path("/tmp") / f"callboard-{hashlib.sha256(marker.encode()).hexdigest()[:20]}"  # noqa: S108 - made with 0700
+
+
+def make_scratch(marker: str) -> Path:
+    """Make that folder. It may be there already: an agent that was killed during the start had begun it.
+
+    Raises:
+        ProgramFailed: somebody else made one of that name.
+    """
+    folder = scratch_of(marker)
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    found = folder.lstat()
+    if found.st_uid != os.geteuid() or not stat.S_ISDIR(found.st_mode):
+        raise ProgramFailed(f"{folder} belongs to another user; delete it on this node", 1)
+    return folder
 
 
 def signal_name(number: int) -> str:
@@ -298,8 +315,8 @@ def device_use() -> dict[str, Any]:
 
 def start_ticks() -> int:
     """Start time of this process in clock ticks after boot: with the pid its identity (proc(5), field 22)."""
-    stat = Path("/proc/self/stat").read_bytes()
-    return int(stat[stat.rindex(b")") + 2 :].split()[19])
+    told = Path("/proc/self/stat").read_bytes()
+    return int(told[told.rindex(b")") + 2 :].split()[19])
 
 
 def failed(failure: str, error: BaseException) -> dict[str, Any]:

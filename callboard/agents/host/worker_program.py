@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from callboard.agents.host.worker_output import FILES
-from callboard.agents.host.worker_process import MAX_CHECKPOINT_BYTES, ProgramFailed, signal_name
+from callboard.agents.host.worker_process import MAX_CHECKPOINT_BYTES, ProgramFailed, make_scratch, signal_name
 
 if TYPE_CHECKING:
     from callboard.agents.host.worker_host import WorkerContext
@@ -73,7 +73,7 @@ class Program:
         self._environment = _environment()
         self._within = list(within)
         self._executable = within[0] if within else _found(command[0], self._environment.get("PATH", os.defpath))
-        self._folder = Path()
+        self._folder = self._scratch = Path()
         self._terminal: socket.socket | None = None
         """Where connections to its terminal go, once it runs with one."""
         self._tty = tty
@@ -94,6 +94,11 @@ class Program:
             "PET_MASTER_ADDR": self._environment.get("MASTER_ADDR", ""),
             "PET_MASTER_PORT": self._environment.get("MASTER_PORT", ""),
         }
+        # `torchrun` leaves what it notes of its processes in the node's temporary folder, for good.
+        marker = self._environment.get("CALLBOARD_WORKER", "")
+        if marker and not self._within:
+            self._scratch = make_scratch(marker)
+            launcher["PET_LOG_DIR"] = str(self._scratch / "torchelastic")
         for name, value in launcher.items():
             if value:
                 self._environment.setdefault(name, value)
@@ -286,11 +291,10 @@ def _found(name: str, path: str) -> str:
                 CANNOT_RUN,
             )
         where = f"in {Path.cwd()}" if "/" in name else f"in {path}"
-        raise ProgramFailed(
-            f"the command {name} was not found; this node looked {where}. Write its full path, add its directory with "
-            "env: {PATH: …}, or install it on the node",
-            _NOT_FOUND,
-        )
+        remedy = "Write its full path, add its directory with env: {PATH: …}, or install it on the node"
+        if "/" in name and not name.startswith("/"):
+            remedy = "Send its folder along (working_dir), or write its full path"
+        raise ProgramFailed(f"the command {name} was not found; this node looked {where}. {remedy}", _NOT_FOUND)
     with open(found, "rb") as file_of_it:  # noqa: PTH123
         first = file_of_it.readline(256)
     words = first[2:].decode(errors="replace").rstrip("\n").split(" ")

@@ -17,10 +17,9 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from callboard.agents.host.worker_process import ProgramFailed, StopNotice, scratch_of
+from callboard.agents.host.worker_process import ProgramFailed, StopNotice
 from callboard.agents.host.worker_program import Program, first_end
 from callboard.agents.ray.ray_command import SETTINGS, RayNodeSpec, ray_start
 from callboard.agents.ray.ray_faults import start_error
@@ -68,7 +67,6 @@ class RayProgram(Program):
                 "name an interpreter that has it",
                 127,
             )
-        self._scratch = Path()
         self._head = ""
         self._nodes = 1
         self._is_head = False
@@ -84,8 +82,6 @@ class RayProgram(Program):
         self._is_head = self._rank == 0
         address, own = _addresses(context, self._environment["MASTER_ADDR"])
         self._head = f"{address}:{self._environment['MASTER_PORT']}"
-        self._scratch = scratch_of(self._environment["CALLBOARD_WORKER"])
-        self._scratch.mkdir(mode=0o700)
         variables = {**self._environment, **SETTINGS, "RAY_AUTH_MODE": "disabled", "RAY_TMPDIR": str(self._scratch)}
         if token := variables.pop(TOKEN_VARIABLE, ""):
             variables |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}

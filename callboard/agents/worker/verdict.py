@@ -111,6 +111,7 @@ def exit_verdict(
     ray_says: str = "",
     code: int | None = None,
     larger: Held | None = None,
+    is_command: bool = False,
 ) -> ExitVerdict:
     """The verdict on an end.
 
@@ -122,6 +123,7 @@ def exit_verdict(
         code: its exit code, negative for a signal; None: not known.
         ray_says: Ray's words, if its memory monitor ended the worker.
         larger: the worker of the node that held most when last seen, if that is another one.
+        is_command: it is the end of a command, which may have begun with the end of one of its children.
     """
     killed = any(word in message for word in _KILLED)
     held = f"its processes held up to {_in_mebibytes(peak_bytes)}" if peak_bytes else ""
@@ -138,7 +140,14 @@ def exit_verdict(
     if oom_kills > 0 and (killed or message.endswith(_UNTOLD)):
         parts = [f"out of memory: the kernel ended it ({message})", held, more]
         return ExitVerdict("; ".join(part for part in parts if part), True, peak_bytes)
-    parts = [message, usual_causes(code), held if killed else ""]
+    beside = ""
+    if oom_kills > 0 and is_command:
+        # A launcher whose child was ended says so by an exit code of its own, or not at all.
+        what = "a process" if oom_kills == 1 else f"{oom_kills} processes"
+        beside = (
+            f"while it ran, the kernel ended {what} on this node for lack of memory, perhaps one that it had started"
+        )
+    parts = [message, usual_causes(code), beside, held if killed or beside else "", more if beside else ""]
     return ExitVerdict("; ".join(part for part in parts if part), False, peak_bytes)
 
 
@@ -178,7 +187,14 @@ class Footprint:
             self._memory.see(Held(self._name, held_bytes, self._asked_bytes, _now_s()))
 
     def verdict(
-        self, message: str, code: int | None, oom_kills: int, hosted: Hosted | None = None, ray_says: str = ""
+        self,
+        message: str,
+        code: int | None,
+        oom_kills: int,
+        hosted: Hosted | None = None,
+        ray_says: str = "",
+        *,
+        is_command: bool = False,
     ) -> ExitVerdict:
         """Why it, or the command that it runs, ended as `message` says; its host may know what it held."""
         self.peak_bytes = max(self.peak_bytes, hosted.peak_bytes if hosted is not None else 0)
@@ -190,6 +206,7 @@ class Footprint:
             peak_bytes=self.peak_bytes,
             asked_bytes=self._asked_bytes,
             larger=self._memory.larger_than(self._name, _now_s()),
+            is_command=is_command,
         )
 
 

@@ -414,7 +414,8 @@ class Worker:
             if self._stopping is not None:
                 return  # A command that was asked to end may do so as it likes.
             killed = _SIGNALLED - code if code > _SIGNALLED else None
-            verdict = self.footprint.verdict(answer["traceback"], killed, self._site.processes.oom_kills())
+            kills = self._site.processes.oom_kills()
+            verdict = self.footprint.verdict(answer["traceback"], killed, kills, is_command=True)
             answer = {**answer, "traceback": verdict.message}
         self._reports.finished(answer, "" if answer["succeeded"] else self._stderr_tail())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import shlex
 import signal
@@ -39,6 +40,9 @@ _WAITS = frozenset({"PENDING", "NOMINATED", "RECOVERING"})
 
 _LOOK_S = 5.0
 """Between questions why a job waits, where nothing happens to the job itself: others come and go."""
+
+_NOT_FOUND = frozenset({2, 126, 127})
+"""Exit codes of interpreters and shells for a file that they don't find."""
 
 _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9})(?::(\d{1,9}))?)?")
 _INDEX = "{index}"
@@ -103,9 +107,20 @@ def run(
         with _cancelling(handles):
             slots = asyncio.Semaphore(_FOLLOWED)
             codes = await asyncio.gather(*(_Following(each, rank=rank, plain=is_one).run(slots) for each in handles))
-        raise typer.Exit(next((code for code in codes if code), 0))
+        code, arguments = next(((code, each[1]) for code, each in zip(codes, runs, strict=True) if code), (0, []))
+        _name_what_stayed(code, arguments, component)
+        raise typer.Exit(code)
 
     with_client(action)
+
+
+def _name_what_stayed(code: int, command: Sequence[str], component: Mapping[str, Any]) -> None:
+    """A file that is here needn't be where the workers run, who may not have found it."""
+    # Arguments may be what no file can be called; this form never raises.
+    relative = (each for each in command if not each.startswith("/") and os.path.isfile(each))  # noqa: PTH113
+    stayed = next(relative, None)
+    if stayed is not None and code in _NOT_FOUND and not component.get("working_dir"):
+        tell(f"{stayed} is in {Path.cwd()} here; `--working-dir .` sends that folder along with the job")
 
 
 async def _shown_here(job: JobHandle) -> int:
