@@ -28,7 +28,7 @@ from pathlib import Path
 
 from callboard.client.errors import ClusterFailed, NoController, SeveralControllers
 from callboard.security.contexts import current_context
-from callboard.security.places import run_directory
+from callboard.security.places import run_directory, write_private
 from callboard.security.processes import ProcessId
 
 RECORD_NAME = "cluster.json"
@@ -85,9 +85,7 @@ def cluster_directory(name: str, base: Path) -> Path:
 def write_record(record: ClusterRecord) -> None:
     """Writes the record of a cluster; a reader sees the old one or the new one, nothing between."""
     plain = asdict(record) | {"directory": str(record.directory)}
-    temporary = record.directory / f"{RECORD_NAME}.new"
-    temporary.write_text(json.dumps(plain, indent=2) + "\n", encoding="utf-8")
-    temporary.replace(record.directory / RECORD_NAME)
+    write_private(record.directory / RECORD_NAME, json.dumps(plain, indent=2) + "\n", durable=False)
 
 
 def read_record(directory: Path) -> ClusterRecord | None:

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from callboard.controller.journal.state_dir import StoreFailed
+from callboard.security.places import write_private
 
 
 def write_record(path: Path, *, address: str, started_ms: int, term: int, tokens_at: str = "") -> None:
@@ -22,11 +23,9 @@ def write_record(path: Path, *, address: str, started_ms: int, term: int, tokens
     """
     plain = {"address": address, "pid": os.getpid(), "started_ms": started_ms, "term": term}
     plain |= {"tokens_at": tokens_at} if tokens_at else {}
-    temporary = path.with_suffix(".new")
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        temporary.write_text(json.dumps(plain) + "\n", encoding="utf-8")
-        temporary.replace(path)
+        write_private(path, json.dumps(plain) + "\n", durable=False)
     except OSError as error:
         raise StoreFailed(path, f"can't be written ({error.strerror})", "Choose another --run-dir.") from error
 

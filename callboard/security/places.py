@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import stat
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 NO_CONTEXT = "none"
@@ -65,7 +66,8 @@ def make_private(path: Path) -> None:
     Raises:
         UnsafeRunDirectory: it exists and belongs to somebody else, or others may write to it.
     """
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with suppress(FileExistsError):  # what is there is judged below
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = path.lstat()
     if not stat.S_ISDIR(found.st_mode):
         raise UnsafeRunDirectory(path, "is not a directory")
@@ -75,8 +77,11 @@ def make_private(path: Path) -> None:
         raise UnsafeRunDirectory(path, "can be written by others")
 
 
-def write_private(path: Path, text: str) -> None:
+def write_private(path: Path, content: str | bytes, *, durable: bool = True) -> None:
     """Writes a file that only this account can read; a reader sees the old one or the new one, nothing between.
+
+    Args:
+        durable: it is on disk then, which takes a while.
 
     Raises:
         OSError: it can't be written.
@@ -84,10 +89,11 @@ def write_private(path: Path, text: str) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
     temporary.unlink(missing_ok=True)
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write(text)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content.encode() if isinstance(content, str) else content)
         file.flush()
-        os.fsync(descriptor)
+        if durable:
+            os.fsync(descriptor)
     temporary.replace(path)
 
 
@@ -100,6 +106,49 @@ def locked(path: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+class Held(Exception):
+    """Another program has a lock.
+
+    Attributes:
+        holder: who it says it is.
+    """
+
+    def __init__(self, path: Path, holder: str) -> None:
+        super().__init__(f"{path} is held by {holder}")
+        self.holder = holder
+
+
+def take_lock(path: Path, who: str) -> int:
+    """Takes the lock that a file is; it ends with this process, however that ends.
+
+    Args:
+        who: written into the file, for others' messages.
+
+    Returns:
+        A descriptor; to close it gives the lock back.
+
+    Raises:
+        Held: another program has it.
+        FileNotFoundError: its directory is not there, or the file was removed meanwhile: such a lock keeps nobody out.
+        OSError: the file can't be made or locked.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        holder = os.pread(descriptor, 256, 0).decode(errors="replace").strip()
+        os.close(descriptor)
+        if isinstance(error, BlockingIOError):
+            raise Held(path, holder or "unknown") from error
+        raise
+    if not os.fstat(descriptor).st_nlink:
+        os.close(descriptor)
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, who.encode(), 0)
+    return descriptor
 
 
 def read_private(path: Path, *, most_bytes: int = MAX_SECRET_BYTES) -> str:

@@ -20,14 +20,11 @@ or marked, before anything new.
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import json
 import os
 import shutil
-import stat
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -35,6 +32,7 @@ import structlog
 
 from callboard.agents.files.lease_file import LEASE_FILE
 from callboard.agents.host.framing import Json
+from callboard.security.places import Held, UnsafeRunDirectory, make_private, take_lock, write_private
 from callboard.security.processes import ProcessId
 
 _log = structlog.get_logger(__name__)
@@ -127,7 +125,6 @@ class RunDir:
         self._write()
 
     def _write(self) -> None:
-        draft = self._records.with_suffix(".new")
         records = [
             {
                 "role": each.role,
@@ -139,8 +136,7 @@ class RunDir:
             for each in self._started.values()
         ]
         try:
-            draft.write_text(json.dumps(records))
-            draft.replace(self._records)
+            write_private(self._records, json.dumps(records), durable=False)
         except OSError as error:
             # A full disk must not end workers (R10). What isn't recorded is still marked, and found by that.
             _log.error("record_not_written", why=str(error))
@@ -151,12 +147,7 @@ class RunDir:
         Raises:
             OSError: it can't be written.
         """
-        file = self._checkpoint(name)
-        draft = file.with_suffix(".new")
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        with os.fdopen(descriptor, "wb") as output:
-            output.write(text)
-        draft.replace(file)
+        write_private(self._checkpoint(name), text, durable=False)
 
     def read_checkpoint(self, name: str) -> bytes | None:
         """What a worker left; None: nothing is kept."""
@@ -175,9 +166,7 @@ class RunDir:
 
     def write_ray_token(self, token: str) -> None:
         """Keep Ray's token where only this user reads it."""
-        descriptor = os.open(self.ray_token, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with open(descriptor, "w") as file:  # noqa: PTH123 - a path can't set the mode at creation
-            file.write(token)
+        write_private(self.ray_token, token, durable=False)
 
     def read_ray_token(self) -> str:
         """Ray's token, as it was kept; empty when it is not there."""
@@ -205,7 +194,8 @@ class RunDir:
             shutil.rmtree(self.path / ENVIRONMENTS, ignore_errors=True)
             if not keep_output or not any(self.output.iterdir()):
                 shutil.rmtree(self.output)
-            self._records.unlink(missing_ok=True)
+            for file in (self._records, *self.path.glob(".*.new")):  # an agent that was killed may have left drafts
+                file.unlink(missing_ok=True)
             (self.path / LEASE_FILE).unlink(missing_ok=True)
             (self.path / _LOCK).unlink()
             _remove_while_empty(self.path, levels=3)
@@ -237,50 +227,16 @@ def _take(path: Path) -> int:
     """
     for tries_left in reversed(range(_TRIES)):
         try:
-            _make_private(path)
-            descriptor = _lock(path / _LOCK)
+            make_private(path)
+            return take_lock(path / _LOCK, str(os.getpid()))
         except FileNotFoundError:
             if not tries_left:
                 raise
-            continue
-        if _is_file(descriptor, path / _LOCK):
-            os.truncate(descriptor, 0)
-            os.pwrite(descriptor, str(os.getpid()).encode(), 0)
-            return descriptor
-        os.close(descriptor)
-    raise RunDirError(f"other agents make and remove {path} all the time; give the agent a directory of its own")
-
-
-def _make_private(path: Path) -> None:
-    """Make the directory, or accept one that is ours alone: a directory others can write to is a trap."""
-    with suppress(FileExistsError):  # What is there is judged below.
-        path.mkdir(parents=True, mode=0o700)
-    facts = path.lstat()
-    if not stat.S_ISDIR(facts.st_mode):
-        raise RunDirError(f"{path} is not a directory")
-    if facts.st_uid != os.geteuid():
-        raise RunDirError(f"{path} belongs to another user")
-    if facts.st_mode & 0o022:
-        raise RunDirError(f"{path} can be written by others; give the agent a directory of its own")
-
-
-def _lock(path: Path) -> int:
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        holder = os.read(descriptor, 32).decode().strip() or "unknown"
-        os.close(descriptor)
-        raise RunDirError(f"another agent of this node is running (pid {holder}, {path.parent})") from error
-    return descriptor
-
-
-def _is_file(descriptor: int, path: Path) -> bool:
-    """Whether the path still names the file that is open: a lock on a file that was removed keeps nobody out."""
-    try:
-        return os.path.samestat(os.fstat(descriptor), path.stat())
-    except FileNotFoundError:
-        return False
+        except UnsafeRunDirectory as error:
+            raise RunDirError(f"{error}; give the agent a directory of its own") from error
+        except Held as error:
+            raise RunDirError(f"another agent of this node is running (pid {error.holder}, {path})") from error
+    raise AssertionError("the last try raises")
 
 
 def _ray_temp(path: Path) -> Path:

@@ -17,6 +17,7 @@ from callboard.agents.options import AgentOptions
 from callboard.cli.local.ports import listening_in
 from callboard.controller.options import ControllerOptions
 from callboard.model.options import as_declared, declared, option, option_of
+from callboard.security.places import write_private
 from callboard.security.tokens import TOKEN_NAME
 
 _FIRST_HOST = 10
@@ -239,9 +240,8 @@ PLAN_NAME = "plan.json"
 
 def write_plan(plan: ClusterPlan) -> None:
     """Writes the plan into the directory of its cluster; a reader sees all of it or nothing."""
-    temporary = plan.directory / f"{PLAN_NAME}.new"
-    temporary.write_text(json.dumps(asdict(plan) | {"directory": str(plan.directory)}, indent=2), encoding="utf-8")
-    temporary.replace(plan.directory / PLAN_NAME)
+    plain = asdict(plan) | {"directory": str(plan.directory)}
+    write_private(plan.directory / PLAN_NAME, json.dumps(plain, indent=2), durable=False)
 
 
 def read_plan(directory: Path) -> ClusterPlan | None:

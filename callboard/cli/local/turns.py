@@ -7,12 +7,12 @@ who it is, for the others' messages.
 from __future__ import annotations
 
 import asyncio
-import errno
-import fcntl
 import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+
+from callboard.security.places import Held, take_lock
 
 LOCK_NAME = "lock"
 ATTEMPTS = 10
@@ -59,23 +59,12 @@ class Turn:
             ClusterGone: the directory is not there any more.
         """
         try:
-            fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._fd = take_lock(self._path, f"{self._what} (pid {os.getpid()})")
         except FileNotFoundError:
+            # Also where the directory went between the opening and the lock: that is the lock of nothing.
             raise ClusterGone(self._path.parent) from None
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(fd)
-            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
-                return False
-            raise
-        if not self._is_the_file(fd):
-            # The directory went between the opening and the lock: this is the lock of nothing.
-            os.close(fd)
-            raise ClusterGone(self._path.parent)
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, f"{self._what} (pid {os.getpid()})".encode(), 0)
-        self._fd = fd
+        except Held:
+            return False
         return True
 
     def holder(self) -> str:
@@ -89,12 +78,6 @@ class Turn:
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
-
-    def _is_the_file(self, fd: int) -> bool:
-        try:
-            return os.path.samestat(os.fstat(fd), self._path.stat())
-        except FileNotFoundError:
-            return False
 
 
 @asynccontextmanager

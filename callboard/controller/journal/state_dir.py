@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import secrets
 import stat
 from pathlib import Path
+
+from callboard.security.places import Held, take_lock, write_private
 
 JOURNAL_NAME = "journal.sqlite"
 SECRETS_NAME = "secrets.sqlite"
@@ -63,23 +64,17 @@ class StateDir:
             if stat.S_IMODE(found.st_mode) & 0o077:
                 # Values of secret variables are kept in here.
                 self.path.chmod(0o700)
-            self._lock_fd = os.open(self.path / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._lock_fd = take_lock(self.path / LOCK_NAME, f"{os.getpid()}\n")
         except OSError as error:
             raise StoreFailed(
                 self.path, f"can't be used as state directory ({error.strerror})", "Choose a writable directory."
             ) from error
-        try:
-            fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            holder = os.pread(self._lock_fd, 32, 0).decode("ascii", "replace").strip()
-            self.close()
+        except Held as error:
             raise StoreFailed(
                 self.path,
-                f"is held by another controller (pid {holder or 'unknown'})",
+                f"is held by another controller (pid {error.holder})",
                 "Stop that one, or choose another state directory.",
             ) from error
-        os.ftruncate(self._lock_fd, 0)
-        os.pwrite(self._lock_fd, f"{os.getpid()}\n".encode(), 0)
         try:
             self.identity = self._identify()
         except OSError as error:
@@ -91,10 +86,7 @@ class StateDir:
     def _identify(self) -> str:
         file = self.path / IDENTITY_NAME
         if not file.exists() or not file.read_text().strip():
-            draft = file.with_suffix(".new")
-            make_private_file(draft)
-            draft.write_text(secrets.token_hex(8) + "\n")
-            draft.replace(file)
+            write_private(file, secrets.token_hex(8) + "\n")
         return file.read_text().strip()
 
     def close(self) -> None:
