@@ -225,18 +225,17 @@ def _take(path: Path) -> int:
     Another agent that closes removes its lock and the directories above it while we look, so we look again when
     something was there and isn't any more.
     """
-    for tries_left in reversed(range(_TRIES)):
+    for _ in range(_TRIES):
         try:
             make_private(path)
             return take_lock(path / _LOCK, str(os.getpid()))
         except FileNotFoundError:
-            if not tries_left:
-                raise
+            continue
         except UnsafeRunDirectory as error:
             raise RunDirError(f"{error}; give the agent a directory of its own") from error
         except Held as error:
             raise RunDirError(f"another agent of this node is running (pid {error.holder}, {path})") from error
-    raise AssertionError("the last try raises")
+    raise RunDirError(f"other agents make and remove {path} all the time; give the agent a directory of its own")
 
 
 def _ray_temp(path: Path) -> Path:
