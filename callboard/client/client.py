@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from types import TracebackType
 from typing import Self, TypeVar
 
 from google.protobuf.message import Message
@@ -93,9 +92,7 @@ class Client(JobCalls, ClusterCalls):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     @classmethod

@@ -14,7 +14,6 @@ import inspect
 import re
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
 from google.protobuf.message import Message
@@ -185,9 +184,7 @@ class SyncClient(_Blocking[Client]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def call(self, method: Method[Request, Response], request: Request, *, timeout: float | None = None) -> Response:

@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from decimal import Decimal
-from types import TracebackType
 from typing import Any, Self
 
 from callboard.agents.ray.ray_command import free_port
@@ -195,9 +194,7 @@ class Responsiveness:
         self._task = asyncio.create_task(self._sample())
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.stop()
         await self._client.close()
 

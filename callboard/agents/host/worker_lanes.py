@@ -15,7 +15,6 @@ import queue
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from types import TracebackType
 from typing import Any, NoReturn, Protocol
 
 _STREAM_AHEAD = 8
@@ -52,12 +51,7 @@ class InFlight:
         with self._changed:
             self.count += 1
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with self._changed:
             self.count -= 1
             self._changed.notify_all()

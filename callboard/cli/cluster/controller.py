@@ -6,7 +6,6 @@ import os
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import typer
@@ -137,9 +136,7 @@ class _Registration:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._directory is not None:
             remove_directory(self._directory)
 

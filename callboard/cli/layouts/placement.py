@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import typer
 
@@ -147,9 +146,5 @@ def _write(file: Path, text: str) -> None:
     try:
         file.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise _unusable(file, error, "written") from error
-
-
-def _unusable(file: Path, error: Any, done: str) -> CommandFailed:
-    why = f"{getattr(error, 'strerror', None) or error}."
-    return CommandFailed(f"{file} can't be {done}.", why, "Name another file.", BAD_INPUT)
+        why = f"{error.strerror or error}."
+        raise CommandFailed(f"{file} can't be written.", why, "Name another file.", BAD_INPUT) from error
