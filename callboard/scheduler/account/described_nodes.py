@@ -14,6 +14,7 @@ from callboard.model.quantities import MILLI, NOTHING, Resources, format_amount,
 from callboard.model.specs import ComponentSpec, JobSpec, Labels, PoolSpec, WorkerPlace
 from callboard.scheduler.account.explain import PlannedWorker, explain_spec
 from callboard.scheduler.plan.rooms import NodeFilter
+from callboard.scheduler.records.asks import asks_of
 from callboard.scheduler.records.job_records import Put
 from callboard.scheduler.records.node_record import DeviceInfo, NodeRecord
 from callboard.scheduler.records.pool_records import PoolRecord
@@ -109,11 +110,7 @@ def ask_of(component: ComponentSpec) -> Resources:
 
 def asks_by_pool(spec: JobSpec) -> dict[str, Resources]:
     """What each pool is charged when the job starts."""
-    asks: dict[str, Resources] = {}
-    for component in spec.components:
-        pool = spec.pool_of(component)
-        asks[pool] = asks.get(pool, NOTHING) + ask_of(component)
-    return asks
+    return {ask.pool: ask.resources for ask in asks_of(spec)}
 
 
 def nodes_of(texts: Iterable[NodeText]) -> tuple[DescribedNode, ...]:

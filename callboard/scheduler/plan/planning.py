@@ -193,11 +193,7 @@ class _Search:
     def with_victims(self, max_victims: int, now_ms: int) -> Plan | Blocked:
         """A plan with the lowest possible maximum priority of victims, and of those the cheapest irreducible set."""
         state = self._state
-        base = Assumption(
-            subject=self._uid,
-            future=True,
-            overtaken=self._overtakable(now_ms),
-        )
+        base = Assumption(subject=self._uid, future=True, overtaken=self._overtakable(now_ms))
         level = lowest_level(state, self._spec, self._uid, now_ms, self._claims)
         if level.complete and not level.few:
             return Blocked()
@@ -270,11 +266,7 @@ class _Search:
         units: list[Candidate] = []
         if not spec.never_preempts:
             units, _ = candidates(self._state, spec, self._uid, now_ms, self._claims)
-        base = Assumption(
-            subject=self._uid,
-            future=True,
-            overtaken=self._overtakable(now_ms),
-        )
+        base = Assumption(subject=self._uid, future=True, overtaken=self._overtakable(now_ms))
         assumption = without(base, units)
         return replace(assumption, trimmed=frozenset(View(self._state, assumption).trimmable()))
 

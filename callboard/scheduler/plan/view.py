@@ -382,13 +382,7 @@ class View:
                 if worker.pool == pool:
                     amount = amount - worker.resources
             amount = amount + self._reserved_left_idle(pool)
-        for uid in self.state.nominated:
-            if uid not in self._ignored:
-                spec = self.state.specs[uid].spec
-                for component in spec.components:
-                    if spec.pool_of(component) == pool:
-                        amount = amount + component.resources_of_first(component.min_workers)
-        return amount
+        return amount + self.state.nominated_ask(pool, self._ignored) if self.state.nominated else amount
 
     def _reserved_left_idle(self, pool: str) -> Resources:
         """What a pool that charges idle reserved groups is charged once those who use them are gone."""

@@ -6,7 +6,7 @@ changes replayed through it gives the same state on any version of the scheduler
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from operator import attrgetter
 from typing import Any, cast
 
@@ -290,14 +290,15 @@ class State:
         ]
         return used + total(idle)
 
-    def nominated_ask(self, pool: str) -> Resources:
-        """What nominated jobs will charge to a pool when they start (I7)."""
+    def nominated_ask(self, pool: str, but: Collection[str] = ()) -> Resources:
+        """What nominated jobs, without some, will charge to a pool when they start (I7)."""
         ask = NOTHING
         for uid in self.nominated:
-            spec = self.specs[uid].spec
-            for component in spec.components:
-                if spec.pool_of(component) == pool:
-                    ask = ask + component.resources_of_first(component.min_workers)
+            if uid not in but:
+                spec = self.specs[uid].spec
+                for component in spec.components:
+                    if spec.pool_of(component) == pool:
+                        ask = ask + component.resources_of_first(component.min_workers)
         return ask
 
     def queue_key(self, job: JobRecord) -> QueueKey:
