@@ -25,8 +25,8 @@ What a controller needs is one frozen result, :class:`PlacementPlan`::
     plan.demand                                        # per node: the union of all components' devices, with milli
     plan.warnings                                      # Diagnostics that refuse nothing
 
-A fault is a :class:`Diagnostic` (a :class:`callboard.model.faults.Fault` with component and segment), so whatever
-shows or sends faults does so here too. ``parse(render(plan)) == plan``.
+A fault is a :class:`Diagnostic` (a :class:`callboard.model.faults.Fault` with component, segment, what was read and
+what is allowed), so whatever shows or sends faults does so here too. ``parse(render(plan)) == plan``.
 """
 
 from __future__ import annotations

@@ -203,7 +203,7 @@ def _check_nodes(config: PlacementConfig, cluster: Cluster, report: Report) -> N
             listed = ", ".join(f"node {node.rank} ({node.node_id}) has {len(node.accelerators)}" for node in wrong[:8])
             more = f" and {len(wrong) - 8} more differ" if len(wrong) > 8 else ""
             said = f"{config.gpus_per_node} GPUs per node are stated, but {listed}{more}"
-            report.fault(config.gpus_where, said)
+            report.fault(config.gpus_where, said, read=str(config.gpus_per_node))
     for node in cluster.nodes:
         if node.lost_accelerators:
             report.warn(

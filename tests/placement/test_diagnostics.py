@@ -150,15 +150,13 @@ def test_a_mapping_has_no_lines_but_fields() -> None:
     assert (fault.field, fault.line, fault.column) == ("cluster.component_placement.actor", 0, 0)
 
 
-def test_a_diagnostic_names_component_and_segment() -> None:
+def test_a_diagnostic_says_what_was_read_and_what_is_allowed() -> None:
     (fault,) = faults(of("env: {nod_group: x, placement: 0}"), "4")
     assert isinstance(fault, Diagnostic)
-    assert (fault.component, fault.segment) == ("env", "")
-    assert "unknown key 'nod_group'; did you mean node_group?" in fault.message
+    assert (fault.component, fault.read, fault.nearest) == ("env", "nod_group", "node_group")
+    assert fault.allowed == "node_group, placement, share, visible"
     (fault,) = faults(of("env: 0-7"), "4")
-    assert isinstance(fault, Diagnostic)
-    assert (fault.segment, fault.segment_column) == ("0-7", 1)
-    assert "GPU rank 7 does not exist; there are 4 here, 0 to 3" in fault.message
+    assert (fault.segment, fault.segment_column, fault.read, fault.allowed) == ("0-7", 1, "7", "0 to 3")
 
 
 def test_very_many_faults_are_counted_instead_of_told() -> None:

@@ -92,6 +92,7 @@ def test_ps_05_process_ranks_start_at_0() -> None:
     (fault,) = faults(of("env: 0-1:5-6"), "4")
     assert "process ranks must start at 0 (got 5)" in fault.message
     assert (fault.component, fault.segment, fault.segment_column) == ("env", "0-1:5-6", 5)
+    assert (fault.read, fault.allowed) == ("5", "0")
 
 
 def test_ps_05_process_ranks_go_on_without_a_gap() -> None:

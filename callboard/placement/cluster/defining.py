@@ -55,7 +55,7 @@ def node_groups(value: Value, cluster: Cluster, report: Report, defective: set[s
     """The groups that ``node_groups`` defines; those with faults are left out, and their labels go to ``defective``."""
     if not isinstance(value, Items):
         what = "a list of groups, each with label and node_ranks"
-        report.fault(value.where, f"{kind_of(value)} is not {what}")
+        report.fault(value.where, f"{kind_of(value)} is not {what}", read=kind_of(value), allowed=what)
         return ()
     if len(value.items) > MAX_GROUPS:
         report.fault(value.where, f"{len(value.items)} node groups are too many; {MAX_GROUPS} are allowed")
@@ -75,7 +75,7 @@ def node_groups(value: Value, cluster: Cluster, report: Report, defective: set[s
         label_value = found.get("label") or found
         if group.label in groups:
             message = f"the label {shown_text(group.label)} occurs twice; labels are unique"
-            report.fault(label_value.where, message)
+            report.fault(label_value.where, message, read=group.label)
             continue
         groups[group.label] = group
         for rank in dict.fromkeys(rank for rank, _ in group.hardware):
@@ -85,6 +85,7 @@ def node_groups(value: Value, cluster: Cluster, report: Report, defective: set[s
                     label_value.where,
                     f"the groups {first} and {group.label} both number the {group.hardware_type}s of node {rank}; "
                     "hardware of one type of a node is in one group",
+                    read=group.label,
                 )
     return tuple(groups.values())
 
@@ -129,14 +130,14 @@ class _Group:
     def _read_label(self) -> str | None:
         value = self._found.get("label")
         if value is None:
-            self._report.fault(self._found.where, "a node group needs a label")
+            self._report.fault(self._found.where, "a node group needs a label", allowed="label: a800")
             return None
         if isinstance(value, Leaf):
             self.label = value.text.strip()
         label = fields.label(value, "label", self._report)
         if label in RESERVED_LABELS:
             every = "every node" if label == "cluster" else "every node without its hardware"
-            self._report.fault(value.where, f"the label {label!r} is reserved: it means {every}")
+            self._report.fault(value.where, f"the label {label!r} is reserved: it means {every}", read=label)
             return None
         return label
 
@@ -148,7 +149,7 @@ class _Group:
         if joined:
             return joined
         message = f"the node group {self.label} needs node_ranks, as no node joined with this group"
-        self._report.fault(self._found.where, message)
+        self._report.fault(self._found.where, message, allowed="node_ranks: 0-3")
         return None
 
     def _hardware(self, value: Value) -> tuple[str, tuple[tuple[int, HardwareUnit], ...]]:
@@ -159,7 +160,7 @@ class _Group:
         fields.known_keys(found, ("type", "configs"), report)
         kind_value, configs = found.get("type"), found.get("configs")
         if kind_value is None:
-            report.fault(found.where, "hardware needs a type")
+            report.fault(found.where, "hardware needs a type", allowed="type: Franka")
             return "", ()
         kind = fields.label(kind_value, "hardware type", report) or ""
         members = [self._cluster.by_rank[rank] for rank in self._ranks or ()]
@@ -167,7 +168,9 @@ class _Group:
         if configs is None:
             if self._ranks is not None and kind and not declared:
                 report.fault(
-                    found.where, f"no node of the group {self.label} declared a {kind}, so its configs must be stated"
+                    found.where,
+                    f"no node of the group {self.label} declared a {kind}, so its configs must be stated",
+                    allowed="configs: [{node_rank: 0}]",
                 )
             return kind, declared
         units = self._units(configs, kind)
@@ -179,7 +182,7 @@ class _Group:
         if not isinstance(configs, Items) or not configs.items:
             empty = isinstance(configs, Items)
             said = "the list of configs is empty" if empty else f"{kind_of(configs)} is not a list of configs"
-            report.fault(configs.where, f"{said}; write e.g. [{{node_rank: 0}}]")
+            report.fault(configs.where, f"{said}; write e.g. [{{node_rank: 0}}]", allowed="[{node_rank: 0}]")
             return ()
         units: list[tuple[int, HardwareUnit]] = []
         seen: set[tuple[int, str]] = set()
@@ -189,7 +192,7 @@ class _Group:
                 continue
             rank_value = found.get("node_rank")
             if rank_value is None:
-                report.fault(found.where, f"a config of the {kind} needs its node_rank")
+                report.fault(found.where, f"a config of the {kind} needs its node_rank", allowed="node_rank: 0")
                 continue
             rank = fields.whole(rank_value, 0, 10**6, "node rank", report)
             settings = settings_json(found, "node_rank", report)
@@ -213,6 +216,8 @@ class _Group:
                     where,
                     f"node {rank} declared {have[rank]} of this hardware when it joined, and the config of the "
                     f"group {self.label} states {count}",
+                    read=str(count),
+                    allowed=str(have[rank]),
                 )
 
     def _inside(self, rank: int, where: Where, what: str) -> bool:
@@ -220,14 +225,19 @@ class _Group:
         if self._ranks is None or rank in self._ranks:
             return True
         own = fields.rank_list(self._ranks)
-        self._report.fault(where, f"the {what} names node rank {rank}, but the group {self.label} has the nodes {own}")
+        self._report.fault(
+            where,
+            f"the {what} names node rank {rank}, but the group {self.label} has the nodes {own}",
+            read=str(rank),
+            allowed=own,
+        )
         return False
 
     def _env_configs(self, value: Value) -> tuple[EnvConfig, ...]:
         report = self._report
         if not isinstance(value, Items):
             what = "a list of env_configs, e.g. [{node_ranks: 0-3, python_interpreter_path: …}]"
-            report.fault(value.where, f"{kind_of(value)} is not {what}")
+            report.fault(value.where, f"{kind_of(value)} is not {what}", read=kind_of(value), allowed=what)
             return ()
         configs: list[EnvConfig] = []
         taken: set[int] = set()
@@ -264,7 +274,9 @@ class _Group:
             node = self._cluster.by_rank[rank]
             if node.interpreters is not None and path not in node.interpreters:
                 allowed = ", ".join(node.interpreters[:8]) or "only its own"
-                self._report.fault(where, f"node {rank} ({node.node_id}) does not allow {path}; it allows {allowed}")
+                self._report.fault(
+                    where, f"node {rank} ({node.node_id}) does not allow {path}; it allows {allowed}", read=path
+                )
                 return
 
 
@@ -272,13 +284,13 @@ def _env_vars(value: Value, report: Report) -> Labels:
     """``env_vars``: a list of mappings of one variable each. Values may be secrets: no fault shows one (SE-04)."""
     hint = "write a list with one variable per item: - NAME: value"
     if not isinstance(value, Items):
-        report.fault(value.where, f"a list was expected; {hint}")
+        report.fault(value.where, f"a list was expected; {hint}", allowed=hint)
         return ()
     env: dict[str, str] = {}
     for item in value.items:
         if not isinstance(item, Table) or len(item.entries) != 1:
             many = f"{len(item.entries)} variables" if isinstance(item, Table) else "no mapping"
-            report.fault(item.where, f"this item has {many}; {hint}")
+            report.fault(item.where, f"this item has {many}; {hint}", allowed=hint)
             continue
         key, inner = item.entries[0]
         _variable(key, inner, env, report)
@@ -289,21 +301,21 @@ def _variable(key: Leaf, inner: Value, env: dict[str, str], report: Report) -> N
     name = key.text
     why = why_refused(name)
     if not is_env_name(name):
-        report.fault(key.where, f"{shown_text(name)} is not a variable; names match {ENV_NAME_PATTERN}")
+        report.fault(key.where, f"{shown_text(name)} is not a variable; names match {ENV_NAME_PATTERN}", read=name[:80])
     elif why:
-        report.fault(key.where, f"{name} can't be set from a config: {why}")
+        report.fault(key.where, f"{name} can't be set from a config: {why}", read=name)
     elif name in env:
-        report.fault(key.where, f"{name} is set twice")
+        report.fault(key.where, f"{name} is set twice", read=name)
     elif isinstance(inner, Leaf) and inner.problem:
-        report.fault(inner.where, f"the value of {name} {inner.problem}")
+        report.fault(inner.where, f"the value of {name} {inner.problem}", read=name)
     elif not isinstance(inner, Leaf) or inner.lost or inner.null:
-        report.fault(inner.where, f"the value of {name} is not a text; quote it")
+        report.fault(inner.where, f"the value of {name} is not a text; quote it", read=name)
     elif inner.text == MASK:
-        report.fault(inner.where, f"the value of {name} is the mask of a secret, not its value; state it")
+        report.fault(inner.where, f"the value of {name} is the mask of a secret, not its value; state it", read=name)
     elif "\x00" in inner.text or any("\ud800" <= char <= "\udfff" for char in inner.text):
-        report.fault(inner.where, f"the value of {name} has a character that no variable can carry")
+        report.fault(inner.where, f"the value of {name} has a character that no variable can carry", read=name)
     elif len(name) + len(inner.text.encode()) > 128 * 1024 - 2:
-        report.fault(inner.where, f"the value of {name} is too long for a variable")
+        report.fault(inner.where, f"the value of {name} is too long for a variable", read=name)
     else:
         env[name] = inner.text
 

@@ -40,7 +40,7 @@ def described_nodes(value: Value, report: Report) -> Cluster | None:
             return Cluster.from_nodes(value.text, value.where.field)
         except InvalidInput as error:
             for fault in error.faults:
-                report.fault(value.where.at(max(0, fault.column - 1)), fault.message)
+                report.fault(value.where.at(max(0, fault.column - 1)), fault.message, read=value.text[:80])
             return None
     if isinstance(value, Table) or not value.items:
         report.fault(value.where, f"{kind_of(value)} describes no nodes; write 8+8, or a list of nodes")
@@ -89,7 +89,7 @@ def _word(value: Value | None, default: str, what: str, report: Report) -> str:
     if found is None:
         return default
     if not is_name(found.text):
-        report.fault(found.where, f"{shown_text(found.text)} is not {what}, which is a name")
+        report.fault(found.where, f"{shown_text(found.text)} is not {what}, which is a name", read=found.text)
     return found.text
 
 
@@ -115,7 +115,7 @@ def _accelerators(found: Table, report: Report) -> tuple[Accelerator, ...]:
     for item in value.items:
         device = _accelerator(item, kind, report)
         if device is not None and device.id in devices:
-            report.fault(item.where, f"the accelerator {shown_text(device.id)} occurs twice")
+            report.fault(item.where, f"the accelerator {shown_text(device.id)} occurs twice", read=device.id)
         elif device is not None:
             devices[device.id] = device
     return tuple(devices.values())
@@ -128,7 +128,7 @@ def _accelerator(value: Value, kind: str, report: Report) -> Accelerator | None:
         kind = kind if own is None else _device_word(own, "an accelerator's type", report) or kind
         inner = value.get("id")
         if inner is None:
-            report.fault(value.where, "an accelerator needs an id")
+            report.fault(value.where, "an accelerator needs an id", allowed="{id: …, type: …}")
             return None
         value = inner
     name = _device_word(value, "an accelerator's id", report)
@@ -141,7 +141,7 @@ def _device_word(value: Value, what: str, report: Report) -> str | None:
     if found is None:
         return None
     if not found.text or len(found.text) > 128 or not found.text.isprintable() or "," in found.text:
-        report.fault(found.where, f"{shown_text(found.text)} is not {what}")
+        report.fault(found.where, f"{shown_text(found.text)} is not {what}", read=found.text[:80])
         return None
     return found.text
 
@@ -156,7 +156,7 @@ def _labels(value: Value | None, report: Report) -> Labels:
         if leaf is not None and is_label(key.text) and is_label(leaf.text):
             pairs.append((key.text, leaf.text))
         elif leaf is not None:
-            report.fault(key.where, f"{shown_text(key.text)}: {shown_text(leaf.text)} is not a label")
+            report.fault(key.where, f"{shown_text(key.text)}: {shown_text(leaf.text)} is not a label", read=key.text)
     return tuple(sorted(pairs))
 
 
@@ -176,7 +176,7 @@ def _amount(value: Value | None, report: Report, *, memory: bool) -> int | None:
     try:
         return parse_memory(value.text) if memory else parse_milli(value.text)
     except QuantityError as error:
-        report.fault(value.where, str(error))
+        report.fault(value.where, str(error), read=value.text)
         return None
 
 
@@ -196,7 +196,7 @@ def _declared(value: Value | None, report: Report) -> tuple[HardwareUnit, ...]:
         found = fields.table(item, "e.g. {type: Franka}", report)
         kind = found.get("type") if found is not None else None
         if found is not None and kind is None:
-            report.fault(found.where, "declared hardware needs a type")
+            report.fault(found.where, "declared hardware needs a type", allowed="{type: Franka, …}")
         name = fields.label(kind, "hardware type", report) if kind is not None else None
         if found is not None and name is not None:
             units.append(HardwareUnit(name, settings_json(found, "type", report)))
@@ -216,5 +216,5 @@ def interpreter_path(value: Value, report: Report) -> str:
     try:
         return read_interpreter(found.text)
     except Refused as error:
-        report.fault(found.where, str(error))
+        report.fault(found.where, str(error), read=found.text[:80])
         return ""

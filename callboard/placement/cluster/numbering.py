@@ -142,7 +142,7 @@ def number(
         return None
     if not spans:
         listed = ", ".join(labels)
-        report.fault(where, f"the node group {listed} has nothing to place on: no node of it is there")
+        report.fault(where, f"the node group {listed} has nothing to place on: no node of it is there", read=listed)
         return None
     return Numbering(tuple(labels), tuple(spans), tuple(span.first for span in spans), spans[-1].end)
 
@@ -162,12 +162,14 @@ def _groups(
                 where,
                 f"the node group {shown_text(label)} is named twice, so each of its resources would get two ranks; "
                 "share with resources:processes, as in 0-1:0-3",
+                read=label,
             )
             fine = False
         elif label in known:
             found.append(known[label])
         else:
-            report.fault(where, unknown("node group", label, every, shown_text(label)))
+            sentence, near = unknown("node group", label, every, shown_text(label))
+            report.fault(where, sentence, read=label, allowed=", ".join(every)[:500], nearest=near)
             fine = False
     return found if fine else None
 
@@ -219,6 +221,7 @@ def _apart(spans: Sequence[Span], where: Where, report: Report) -> bool:
                 where,
                 f"the node groups {first.group.label} and {span.group.label} both number the {what}s of node "
                 f"{span.node.rank}, so each would get two ranks; use one of them, or share with resources:processes",
+                read=f"{first.group.label},{span.group.label}",
             )
             return False
     return True

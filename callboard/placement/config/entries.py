@@ -73,7 +73,7 @@ class EntryReader:
     def _names(self, key: Leaf) -> list[str]:
         if key.lost:
             message = f"{key.lost} is what a YAML reader made of a component's name; quote it"
-            self._report.fault(key.where, message)
+            self._report.fault(key.where, message, read=key.lost)
             return []
         names: list[str] = []
         start = 0
@@ -88,21 +88,21 @@ class EntryReader:
         """Whether a component may have this name; ``key`` is all of the key that it stands in."""
         report = self._report
         if not name:
-            report.fault(where, "a component's name is empty; is there a comma too many?")
+            report.fault(where, "a component's name is empty; is there a comma too many?", read="nothing")
         elif bare and traps(name):
             said = f"{shown_text(name)} without quotes is {traps(name)} for other readers of YAML"
-            report.fault(where, f"{said}; quote this name")
+            report.fault(where, f"{said}; quote this name", read=name)
         elif not is_name(name):
             message = f"{shown_text(name)} is no component's name; names match {NAME_PATTERN}"
             if name[0].isdigit():
                 message += "; between braces a text with commas needs quotes"
-            report.fault(where, message)
+            report.fault(where, message, read=name[:80], allowed=NAME_PATTERN)
         elif name in self._seen:
             first, written = self._seen[name]
             line = f", first in line {first.line}" if first.line else ""
             keys = [shown_text(each) for each in (written, key or name)]
             by = f"in {keys[0]}" if keys[0] == keys[1] else f"by {keys[0]} and by {keys[1]}"
-            report.fault(where, f"the component {name} is placed twice{line}: {by}; a name appears once")
+            report.fault(where, f"the component {name} is placed twice{line}: {by}; a name appears once", read=name)
         else:
             self._seen[name] = (where, key or name)
             return True
@@ -166,7 +166,7 @@ class EntryReader:
             message = (
                 f"{kind_of(value)} is not allowed; visible: all shows workers every GPU of their node, own is usual"
             )
-            self._report.fault(value.where.of(component), message)
+            self._report.fault(value.where.of(component), message, read=kind_of(value), allowed="all or own")
         return read == "all"
 
     def _group_labels(self, value: Value, component: str) -> tuple[str, ...]:

@@ -91,13 +91,13 @@ def parse_segments(text: str, where: Where, report: Report) -> tuple[Segment, ..
         report.fault(where, f"the placement has {len(text)} characters; {MAX_TEXT} are allowed")
         return None
     if not text.strip():
-        report.fault(where, f"the placement is empty; {_HINT}")
+        report.fault(where, f"the placement is empty; {_HINT}", read="nothing", allowed=_HINT)
         return None
     if "${" in text:
         # Its own commas and colons are no segments.
         at = text.index("${")
         said = f"{shown_text(text[at:].strip())} is an interpolation, which nobody resolved; give the composed config"
-        report.fault(where, said, column=at + 1)
+        report.fault(where.at(at), said, segment_column=at + 1, read=shown_text(text.strip()), allowed=_HINT)
         return None
     found: list[Segment] = []
     faults_before = len(report.faults)
@@ -174,6 +174,7 @@ class _Segments:
                 self._why_no_range(stripped, resources=resources),
                 text[max(second, 0) :] if second >= 0 else text,
                 offset + max(second, 0),
+                read=stripped,
             )
             return None
         low, high = match[1], match[2] or match[1]
@@ -211,9 +212,16 @@ class _Segments:
         meant = next((said for pattern, said in _MISREADINGS if pattern.search(text)), "")
         return f"{shown_text(text)} is no {kind} rank or range; {meant + '; ' if meant else ''}{_HINT}"
 
-    def _fault(self, message: str, text: str, offset: int) -> None:
-        segment = shown_text(self._part.strip())[1:-1] or " "
-        self._report.fault(self._where, _with_forms(message), segment=segment, column=self._column(text, offset))
+    def _fault(self, message: str, text: str, offset: int, *, read: str | None = None) -> None:
+        column = self._column(text, offset)
+        self._report.fault(
+            self._where.at(column - 1),
+            _with_forms(message),
+            segment=shown_text(self._part.strip())[1:-1] or " ",
+            segment_column=column,
+            read=shown_text(text.strip() if read is None else read),
+            allowed=_HINT,
+        )
 
     def _column(self, text: str, offset: int) -> int:
         return self._start + offset + len(text) - len(text.lstrip()) + 1
@@ -239,7 +247,11 @@ def compile_segments(
         first, last = (0, total - 1) if segment.every else (segment.first, segment.last)
         if last >= total:
             have = f"there are {total} here, 0 to {total - 1}" if total else "there are none here"
-            said.fault(f"{resource} rank {last} does not exist; {have}")
+            said.fault(
+                f"{resource} rank {last} does not exist; {have}",
+                read=str(last),
+                allowed=f"0 to {total - 1}" if total else "",
+            )
         if segment.every and not total:
             said.fault(f"'all' names nothing: there is no {resource} here")
             continue
@@ -248,7 +260,9 @@ def compile_segments(
                 _with_forms(
                     f"{resource} ranks ascend and occur once: {first} comes after {previous}"
                     f"{said.likely_meant(started)}"
-                )
+                ),
+                read=str(first),
+                allowed=f"{previous + 1} or more",
             )
         else:
             said.note_comma(started)
@@ -265,7 +279,7 @@ def compile_segments(
                     f"process ranks must {rule} (got {low}): they are numbers of this component's own processes, "
                     f"not of resources; write {own}:{_range_text(started, started + processes - 1)}"
                 )
-                said.fault(_with_forms(message), process=True)
+                said.fault(_with_forms(message), read=str(low), allowed=str(started), process=True)
             said.check_even(resources, processes)
         started += processes
         if started > MAX_PROCESSES:
@@ -324,9 +338,16 @@ class _Saying:
             f"{segment.first}; processes {before.processes[0]} to {segment.last} on {self.resource}s {own} are {meant}",
         )
 
-    def fault(self, message: str, *, process: bool = False) -> None:
+    def fault(self, message: str, *, read: str = "", allowed: str = "", process: bool = False) -> None:
         column = self.segment.process_column if process else self.segment.column
-        self.report.fault(self.where, message, segment=self.segment.text or str(self.segment), column=column)
+        self.report.fault(
+            self.where.at(column - 1),
+            message,
+            segment=self.segment.text or str(self.segment),
+            segment_column=column,
+            read=read,
+            allowed=allowed,
+        )
 
     def check_even(self, resources: int, processes: int) -> None:
         """Rule 3: one count divides the other."""
@@ -340,6 +361,8 @@ class _Saying:
                 f"{processes} processes can't be spread evenly over {resources} resources: one count must divide the "
                 f"other; the nearest are {low} or {high} processes, {' or '.join(texts)}"
             ),
+            read=f"{processes} processes on {resources} resources",
+            allowed=f"{low} or {high} processes",
             process=True,
         )
 

@@ -140,7 +140,10 @@ class _Reader:
             return given
         if wanted > given.num_nodes:
             report.fault(
-                self._section.place("num_nodes"), f"num_nodes is {wanted}, but {given.num_nodes} nodes are there"
+                self._section.place("num_nodes"),
+                f"num_nodes is {wanted}, but {given.num_nodes} nodes are there",
+                read=str(wanted),
+                allowed=f"1 to {given.num_nodes}",
             )
             return given
         return given.first(wanted)
@@ -185,7 +188,7 @@ class _Reader:
         stated, other = self._whole("num_gpus_per_node", 0, 1024), self._whole("gpus_per_node", 0, 1024)
         if stated is not None and other is not None and stated != other:
             said = f"num_gpus_per_node is {stated} and gpus_per_node is {other}; they mean the same, so state one"
-            self._report.fault(self._section.place("gpus_per_node"), said)
+            self._report.fault(self._section.place("gpus_per_node"), said, read=str(other), allowed=str(stated))
         return other if stated is None else stated
 
     def _flag(self, key: str) -> bool:
@@ -201,7 +204,7 @@ class _Reader:
             read = value.text.strip()
         else:
             if value is not None:
-                self._report.fault(value.where, f"{kind_of(value)} is not a task type")
+                self._report.fault(value.where, f"{kind_of(value)} is not a task type", allowed=", ".join(TASKS))
             elif reasoning is None:
                 self._warn_of_defaults()
             read = ""
@@ -211,7 +214,7 @@ class _Reader:
         near = difflib.get_close_matches(found.lower(), TASKS, n=1, cutoff=0.88) if found not in TASKS else []
         if near and value is not None:
             said = f"unknown task type {shown_text(found)}; did you mean {near[0]}?"
-            self._report.fault(value.where, said)
+            self._report.fault(value.where, said, read=found, allowed=", ".join(TASKS), nearest=near[0])
         return found
 
     def _warn_of_defaults(self) -> None:

@@ -42,7 +42,9 @@ class Arranging:
         missing = [name for name in ("actor", "rollout") if asked and name not in asked]
         for name in missing:
             self.report.fault(
-                self.config.where, f"a reasoning job needs the component {name}, and no placement names it"
+                self.config.where,
+                f"a reasoning job needs the component {name}, and no placement names it",
+                allowed="actor and rollout, optionally inference, reward and critic",
             )
         for name in self.laid:
             if name in PLACED or is_further_rollout(name):
@@ -60,7 +62,11 @@ class Arranging:
     def _arrange_evaluation(self) -> tuple[PlacementMode, RolloutSyncMode | None, dict[str, Layout]]:
         """Engines of whole models; nobody trains, so nobody's weights move."""
         if self.config.entries and all(entry.component != "rollout" for entry in self.config.entries):
-            self.report.fault(self.config.where, "an evaluation needs the component rollout, and no placement names it")
+            self.report.fault(
+                self.config.where,
+                "an evaluation needs the component rollout, and no placement names it",
+                allowed="rollout, optionally reward and others",
+            )
         packed = dict(self.laid)
         for name in ("rollout", "reward"):
             if name in packed:
@@ -183,7 +189,12 @@ class Arranging:
         engine = _generates(name)
         if size > resources:
             where = dict(self.config.size_where).get(f"{name}.tp", layout.entry.where)
-            self.report.fault(where.of(name), f"{said} is {size}, but the component has {resources} GPUs")
+            self.report.fault(
+                where.of(name),
+                f"{said} is {size}, but the component has {resources} GPUs",
+                read=str(size),
+                allowed=f"1 to {resources}",
+            )
         elif engine and resources % size:
             self._fault(name, f"{said} is {size}, which does not divide its {resources} GPUs")
         self._check_processes(layout, size if engine else 1)
@@ -194,11 +205,13 @@ class Arranging:
             wanted = part.resources // size
             if part.segment.processes is not None and part.processes != wanted and part.resources % size == 0:
                 self.report.fault(
-                    layout.entry.where,
+                    layout.entry.where.at(part.segment.process_column - 1),
                     f"its text asks for {part.processes} processes on {part.resources} GPUs, but with {size} GPUs per "
                     f"process it has {wanted}; leave the process ranks out, or state {wanted}",
                     segment=str(part.segment),
-                    column=part.segment.process_column,
+                    segment_column=part.segment.process_column,
+                    read=str(part.processes),
+                    allowed=str(wanted),
                 )
 
     def _model_size(self, name: str) -> tuple[int, str]:
@@ -262,6 +275,7 @@ class Arranging:
                 where.of("rollout"),
                 f"the actor's tensor parallel size, {actor}, is larger than the rollout's, {rollout}, and no multiple "
                 "of it",
+                read=str(rollout),
             )
             return 1
         return actor // rollout
@@ -276,4 +290,4 @@ class Arranging:
         return f"{layout.entry.text} of {groups}" if groups != "cluster" else layout.entry.text
 
     def _fault(self, name: str, message: str) -> None:
-        self.report.fault(self.laid[name].entry.where, message)
+        self.report.fault(self.laid[name].entry.where, message, read=self.laid[name].entry.text)

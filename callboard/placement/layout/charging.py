@@ -98,6 +98,8 @@ class Charges:
         report.fault(
             first.share_where if first else holders[0].where,
             f"GPU {position} of node {node} is shared by {names}: {' and '.join(what)} do not fit into 1000 milli-GPU",
+            read=str(stated),
+            allowed="1000",
         )
 
     def workers(self, entry: Entry, located: Located) -> tuple[PlannedWorker, ...]:

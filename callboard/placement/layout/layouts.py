@@ -105,7 +105,7 @@ class Laying:
         ranks = rank_list(sorted({span.node.rank for span in numbering.spans}))
         groups = ",".join(numbering.labels)
         said = f"it asks for GPUs, but no accelerators were found on nodes {ranks} by the node group {groups}"
-        self.report.fault(entry.where, said)
+        self.report.fault(entry.where, said, read=entry.text)
         return True
 
     def _needs_more_nodes(self, entry: Entry, numbering: Numbering) -> bool:
@@ -123,6 +123,8 @@ class Laying:
             entry.where,
             f"num_nodes is {wanted}, but the placement needs {count} nodes: {numbering.resource} rank {highest} is on "
             f"node {needed}",
+            read=str(wanted),
+            allowed=f"{count} or more",
         )
         return True
 

@@ -42,7 +42,7 @@ def check_processes(
         low, high = ranks[0], ranks[-1]
         if high >= total:
             have = f"there are {total} here, 0 to {total - 1}"
-            saying.fault(f"{numbering.resource} rank {high} does not exist; {have}")
+            saying.fault(f"{numbering.resource} rank {high} does not exist; {have}", read=str(high), allowed=have)
             return False
         while spans[at].end <= low:
             at += 1
@@ -56,7 +56,9 @@ def check_processes(
             what = f"process {process}" if per_block == 1 else f"processes {process} to {process + per_block - 1}"
             saying.fault(
                 f"{what} would span nodes {_listed(nodes)}: {numbering.resource} ranks {_ranks_text(ranks)} lie on "
-                "several nodes, and all of a process are on one"
+                "several nodes, and all of a process are on one",
+                read=_ranks_text(ranks),
+                allowed="ranks of one node",
             )
         else:
             saying.types(process, ranks, touched)
@@ -131,12 +133,18 @@ class _Saying:
     report: Report
     segment: Segment | None
 
-    def fault(self, message: str) -> None:
+    def fault(self, message: str, *, read: str, allowed: str) -> None:
         if self.segment is None:
-            self.report.fault(self.where, message)
-        else:
-            segment = self.segment.text or str(self.segment)
-            self.report.fault(self.where, message, segment=segment, column=self.segment.column)
+            self.report.fault(self.where, message, read=read, allowed=allowed)
+            return
+        self.report.fault(
+            self.where.at(self.segment.column - 1),
+            message,
+            segment=self.segment.text or str(self.segment),
+            segment_column=self.segment.column,
+            read=read,
+            allowed=allowed,
+        )
 
     def types(self, process: int, ranks: Ranks, spans: Sequence[Span]) -> None:
         types = dict.fromkeys(
@@ -145,7 +153,9 @@ class _Saying:
         listed = " and ".join(types)
         self.fault(
             f"process {process} would get {listed} on node {spans[0].node.rank}: ranks {_ranks_text(ranks)} are of "
-            "several types, and all of a process are of one"
+            "several types, and all of a process are of one",
+            read=listed,
+            allowed="one type",
         )
 
 

@@ -14,18 +14,22 @@ MAX_FAULTS = 100
 
 @dataclass(frozen=True, slots=True)
 class Diagnostic(Fault):
-    """A fault or a warning of a placement; ``message`` alone says everything.
+    """A fault or a warning of a placement; ``message`` alone says everything, the rest is for programs.
 
     Attributes:
         component: component that is concerned; empty: none.
         segment: the segment of its placement text; empty: the whole.
         segment_column: column of the segment, or of the part of it that is wrong, in the placement text, from 1;
             0: no part of a placement text.
+        nearest: the nearest thing that exists, such as a known key; empty: nothing is near.
     """
 
     component: str = ""
     segment: str = ""
     segment_column: int = 0
+    read: str = ""
+    allowed: str = ""
+    nearest: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +68,29 @@ class Report:
         self.faults: list[Diagnostic] = []
         self.warnings: list[Diagnostic] = []
 
-    def fault(self, where: Where, message: str, *, segment: str = "", column: int = 0) -> None:
-        """Notes a fault; ``message`` is a sentence without its end.
-
-        Args:
-            where: a value, or the placement text that the segment is a part of.
-            column: where in that text the fault is, from 1; 0: it is about all of it.
-        """
-        self.faults.append(_diagnostic(where.at(max(0, column - 1)), message, segment, column))
+    def fault(
+        self,
+        where: Where,
+        message: str,
+        *,
+        segment: str = "",
+        segment_column: int = 0,
+        read: str = "",
+        allowed: str = "",
+        nearest: str = "",
+    ) -> None:
+        """Notes a fault at ``where``; ``message`` is a sentence without its end."""
+        self.faults.append(
+            _diagnostic(
+                where,
+                message,
+                segment=segment,
+                segment_column=segment_column,
+                read=read,
+                allowed=allowed,
+                nearest=nearest,
+            )
+        )
 
     def warn(self, where: Where, message: str) -> None:
         """Notes something that is allowed and may not be meant."""
@@ -105,18 +124,38 @@ def nearest_of(read: str, known: Iterable[str]) -> str:
     return folded[found[0]] if found else ""
 
 
-def unknown(kind: str, read: str, known: Iterable[str], shown: str) -> str:
-    """The sentence about an unknown key or label."""
+def unknown(kind: str, read: str, known: Iterable[str], shown: str) -> tuple[str, str]:
+    """The sentence about an unknown key or label, and the nearest known one."""
     words = list(known)
     near = nearest_of(read, words)
     if near:
-        return f"unknown {kind} {shown}; did you mean {near}?"
+        return f"unknown {kind} {shown}; did you mean {near}?", near
     listed = ", ".join(words[:20]) + (f" and {len(words) - 20} more" if len(words) > 20 else "")
-    return f"unknown {kind} {shown}; known are {listed or 'none'}"
+    return f"unknown {kind} {shown}; known are {listed or 'none'}", ""
 
 
-def _diagnostic(where: Where, message: str, segment: str = "", column: int = 0) -> Diagnostic:
+def _diagnostic(
+    where: Where,
+    message: str,
+    *,
+    segment: str = "",
+    segment_column: int = 0,
+    read: str = "",
+    allowed: str = "",
+    nearest: str = "",
+) -> Diagnostic:
     said = f"component {where.component}: " if where.component else ""
     if segment:
-        said += f"segment '{segment}' (column {column}): "
-    return Diagnostic(where.field, said + message, where.line, where.column, where.component, segment, column)
+        said += f"segment '{segment}' (column {segment_column}): "
+    return Diagnostic(
+        field=where.field,
+        message=said + message,
+        line=where.line,
+        column=where.column,
+        component=where.component,
+        segment=segment,
+        segment_column=segment_column,
+        read=read,
+        allowed=allowed,
+        nearest=nearest,
+    )

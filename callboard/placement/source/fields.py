@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from callboard.model.inputs.located import shown_text
-from callboard.model.names import is_label
+from callboard.model.names import LABEL_PATTERN, is_label
 from callboard.placement.source.diagnostics import Report, Where, unknown
 from callboard.placement.source.tree import Items, Leaf, Table, Value, kind_of, traps
 
@@ -25,7 +25,7 @@ def table(value: Value, what: str, report: Report) -> Table | None:
     """``value`` as a mapping; None with a fault."""
     if isinstance(value, Table):
         return value
-    report.fault(value.where, f"{kind_of(value)} is not a mapping; write {what}")
+    report.fault(value.where, f"{kind_of(value)} is not a mapping; write {what}", read=kind_of(value), allowed=what)
     return None
 
 
@@ -35,21 +35,22 @@ def known_keys(
     """A fault for each key that is neither known nor passed over, with the nearest that is known (rule 6)."""
     for key, _ in found.entries:
         if key.text not in known and key.text not in passed_over:
-            report.fault(key.where.of(component), unknown("key", key.text, known, shown_text(key.text)))
+            sentence, near = unknown("key", key.text, known, shown_text(key.text))
+            report.fault(key.where.of(component), sentence, read=key.text, allowed=", ".join(known), nearest=near)
 
 
 def text(value: Value, what: str, report: Report, component: str = "") -> Leaf | None:
     """``value`` as a scalar whose text is known; None with a fault."""
     where = value.where.of(component)
     if not isinstance(value, Leaf):
-        report.fault(where, f"{kind_of(value)} is not {what}")
+        report.fault(where, f"{kind_of(value)} is not {what}", read=kind_of(value), allowed=what)
         return None
     if value.problem:
-        report.fault(where, value.problem)
+        report.fault(where, value.problem, allowed=what)
         return None
     if value.lost:
         message = f"{value.lost} is what a YAML reader made of {what} written without quotes; quote it"
-        report.fault(where, message)
+        report.fault(where, message, read=value.lost, allowed=what)
         return None
     return value
 
@@ -78,6 +79,8 @@ def label(value: Value, what: str, report: Report, component: str = "") -> str |
             where,
             f"{shown_text(read)} without quotes is {trap} for other readers of YAML; quote this {what}: "
             f'"{shown_text(read)[1:-1]}"',
+            read=read,
+            allowed=f"a quoted {what}",
         )
         return None
     if not is_label(read) or "/" in read:
@@ -86,6 +89,8 @@ def label(value: Value, what: str, report: Report, component: str = "") -> str |
             unresolved(read)
             or f"{shown_text(read)} is no {what}; it starts and ends with a letter or digit, up to 63 of letters, "
             "digits, '_', '.' and '-'",
+            read=read,
+            allowed=LABEL_PATTERN,
         )
         return None
     return read
@@ -100,7 +105,12 @@ def whole(value: Value, low: int, high: int, what: str, report: Report) -> int |
     number = int(read) if _RANK.fullmatch(read) else -1
     if low <= number <= high:
         return number
-    report.fault(found.where, unresolved(read) or f"{shown_text(read)} is no {what}; {low} to {high} is allowed")
+    report.fault(
+        found.where,
+        unresolved(read) or f"{shown_text(read)} is no {what}; {low} to {high} is allowed",
+        read=read,
+        allowed=f"{low} to {high}",
+    )
     return None
 
 
@@ -111,7 +121,7 @@ def flag(value: Value, what: str, report: Report) -> bool | None:
     said = kind_of(value)
     why = unresolved(value.text) if isinstance(value, Leaf) else ""
     message = why or f"{said} is neither true nor false, as {what} is"
-    report.fault(value.where, message)
+    report.fault(value.where, message, read=said, allowed="true or false")
     return None
 
 
@@ -121,7 +131,9 @@ def share_milli(value: Value, report: Report, component: str) -> int | None:
     hint = "write milli-GPU per worker, 2 to 1000, or a part of a GPU such as 0.5"
     match = _SHARE.fullmatch(value.text.strip()) if isinstance(value, Leaf) else None
     if match is None:
-        report.fault(where, f"{kind_of(value)} is not a share; {hint}")
+        report.fault(
+            where, f"{kind_of(value)} is not a share; {hint}", read=kind_of(value), allowed="1 to 1000 milli-GPU"
+        )
         return None
     if match["part"] is not None:
         whole_part, _, decimals = match["part"].partition(".")
@@ -129,10 +141,10 @@ def share_milli(value: Value, report: Report, component: str) -> int | None:
     else:
         milli = int(match["milli"])
         if milli == 1 and not match["unit"]:
-            report.fault(where, "the share 1 may mean one milli-GPU or one GPU; write 1m or 1000")
+            report.fault(where, "the share 1 may mean one milli-GPU or one GPU; write 1m or 1000", read="1")
             return None
     if not 1 <= milli <= 1000:
-        report.fault(where, f"the share {milli} is out of bounds; {hint}")
+        report.fault(where, f"the share {milli} is out of bounds; {hint}", read=str(milli), allowed="1 to 1000")
         return None
     return milli
 
@@ -160,7 +172,7 @@ def node_ranks(value: Value, known: Sequence[int], report: Report) -> tuple[int,
             return tuple(known)
         if _sexagesimal(leaf):
             message = f"{leaf.text} may be what a YAML reader made of a pair such as 1:0; quote it"
-            report.fault(leaf.where, message)
+            report.fault(leaf.where, message, read=leaf.text)
             return None
         start = 0
         for part in leaf.text.split(","):
@@ -175,23 +187,30 @@ def _take_ranks(part: str, where: Where, there: frozenset[int], ranks: list[int]
     match = _RANGE.fullmatch(part)
     if match is None or any(digits and digits[0] == "0" and digits != "0" for digits in match.groups()):
         said = shown_text(part.strip())
-        report.fault(where, f"{said} is not a node rank or range; write e.g. 0-3, 0,2 or all")
+        report.fault(where, f"{said} is not a node rank or range; write e.g. 0-3, 0,2 or all", read=part.strip())
         return False
     low, high = int(match[1]), int(match[2] or match[1])
     if low > high:
-        report.fault(where, f"the range {low}-{high} descends; write {high}-{low}")
+        report.fault(where, f"the range {low}-{high} descends; write {high}-{low}", read=part.strip())
         return False
     if ranks and low <= ranks[-1]:
         report.fault(
             where,
             f"node ranks ascend and occur once: {low} comes after {ranks[-1]}; to number a later node first, make "
             "groups of both and name them in that order",
+            read=str(low),
+            allowed=f"{ranks[-1] + 1} or more",
         )
         return False
     # At most one rank more than there are nodes is looked at, however long the range.
     missing = next((rank for rank in range(low, high + 1) if rank not in there), None)
     if missing is not None:
-        report.fault(where, f"there is no node of rank {missing}; nodes are {rank_list(sorted(there))}")
+        report.fault(
+            where,
+            f"there is no node of rank {missing}; nodes are {rank_list(sorted(there))}",
+            read=part.strip(),
+            allowed=rank_list(sorted(there)),
+        )
         return False
     ranks.extend(range(low, high + 1))
     return True
@@ -228,6 +247,8 @@ def placement_text(value: Value, report: Report, component: str) -> Leaf | None:
             found.where.of(component),
             f"{number} may be what a YAML reader made of {pair}, so it is not clear what was written; quote it: "
             f'"{number}" or {pair}',
+            read=found.text,
+            allowed="a quoted text",
         )
         return None
     return found
