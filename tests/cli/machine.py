@@ -10,13 +10,19 @@ import sys
 import time
 from pathlib import Path
 
+from typer.testing import CliRunner
+
 from callboard.agents.ray.ray_command import free_port
 from callboard.cli.local.ending import send
 from callboard.cli.local.taking_down import AGENT_MARK
+from callboard.cli.main import app
 from callboard.client.clusters import ClusterRecord, recorded_clusters
 from callboard.security.processes import ProcessId, descendants, marked, process_table
 
 ROOT = Path(__file__).parents[2]
+
+_OF_PROGRAMS = ("up", "down", "add-worker", "remove-worker")
+"""Verbs whose own process matters: it is the parent of what it starts, and ends while that runs on."""
 
 
 class Machine:
@@ -39,7 +45,12 @@ class Machine:
         return process
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Runs `callboard …` to its end."""
+        """Runs `callboard …` to its end: in this process, unless it starts or ends programs."""
+        if arguments[0] not in _OF_PROGRAMS:
+            shown = CliRunner().invoke(app, arguments)
+            if shown.exception is not None and not isinstance(shown.exception, SystemExit):
+                raise shown.exception
+            return subprocess.CompletedProcess(arguments, shown.exit_code, shown.stdout, shown.stderr)
         return subprocess.run(
             [sys.executable, "-m", "callboard.cli", *arguments],
             cwd=ROOT,

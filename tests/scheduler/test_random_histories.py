@@ -29,15 +29,20 @@ from tests.scheduler.world import World
 ROOT = Path(__file__).parent.parent.parent
 
 
-@pytest.mark.parametrize("block", range(10))
-def test_whatever_happens_the_invariants_hold_and_nothing_is_left(block: int) -> None:
-    for seed in range(block * 12, block * 12 + 12):
-        run(seed)
+def fresh() -> int:
+    """A seed that no run had before, since what a set of fixed ones doesn't reach is never found by them."""
+    return random.SystemRandom().randrange(1_000, 1_000_000_000)
 
 
 @pytest.mark.parametrize("block", range(4))
+def test_whatever_happens_the_invariants_hold_and_nothing_is_left(block: int) -> None:
+    for seed in (*range(block * 12, block * 12 + 12), fresh()):
+        run(seed)
+
+
+@pytest.mark.parametrize("block", range(2))
 def test_they_hold_too_where_jobs_name_nodes_and_devices(block: int) -> None:
-    for seed in range(block * 12, block * 12 + 12):
+    for seed in (*range(block * 12, block * 12 + 12), fresh()):
         run(seed, placed=True)
 
 
@@ -170,10 +175,10 @@ class Restless(History):
         self.send(ev.PoolUpdated(now_ms=self.world.now_ms, spec=changed))
 
 
-@pytest.mark.parametrize("block", range(4))
+@pytest.mark.parametrize("block", range(2))
 def test_what_was_made_under_other_settings_follows_those_of_now_and_nothing_waits_for_a_chance_event(
     block: int,
 ) -> None:
     for seed in range(block * 10, block * 10 + 10):
         run(seed, placed=bool(seed % 2), kind=Restless)
-    run(random.SystemRandom().randrange(1_000, 1_000_000_000), kind=Restless)
+    run(fresh(), kind=Restless)

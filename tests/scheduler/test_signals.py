@@ -330,7 +330,7 @@ class SignalledHistory(History):
 @pytest.mark.parametrize("block", range(2))
 def test_whatever_is_reported_the_invariants_hold_and_selectors_are_kept(block: int) -> None:
     scaled = 0
-    for seed in range(block * 12, block * 12 + 12):
+    for seed in range(block * 6, block * 6 + 6):
         history = run(seed, 250, kind=SignalledHistory)
         scaled += sum(1 for event in history.world.log if event.type == "job.scaled")
     assert scaled

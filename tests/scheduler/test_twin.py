@@ -33,7 +33,7 @@ def test_a_fresh_history_is_decided_alike_by_a_scheduler_made_from_the_records(p
 
 @pytest.mark.parametrize("seed", [2, pytest.param(random.SystemRandom().randrange(1_000, 1_000_000), id="fresh")])
 def test_so_is_a_simulated_run_with_all_faults(seed: int) -> None:
-    simulator = Simulator(SimulationOptions(seed=seed, events=800, nodes=5))
+    simulator = Simulator(SimulationOptions(seed=seed, events=400, nodes=5))
     simulator.controller.make_scheduler = Twin
     report = simulator.run()
     assert report.failure is None, f"seed {seed}: {report.failure}"

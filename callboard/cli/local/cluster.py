@@ -128,7 +128,8 @@ class LocalCluster:
         self.plan.log("controller").parent.mkdir(mode=0o700)
         self._observer.step("starting the controller")
         self._spawn(CONTROLLER_ROLE, self.plan.controller_arguments(), self.plan.log("controller"))
-        async with Client(self.plan.controller) as client:
+        # A slow machine may take a controller longer to listen than a client of its own accord waits for one.
+        async with Client(self.plan.controller, retry=timeout_s) as client:
             try:
                 async with asyncio.timeout(timeout_s):
                     if alongside is not None:
