@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import resource
+import shutil
 import signal
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -14,7 +15,8 @@ from typing import Any
 
 from typer.testing import CliRunner, Result
 
-from callboard.agents.supplies.worker_env import AGENT_MARKER
+from callboard.agents.host.worker_process import scratch_of
+from callboard.agents.supplies.worker_env import AGENT_MARKER, WORKER_MARKER
 from callboard.cli.main import app
 from callboard.client.client import Client
 from callboard.controller.options import ControllerOptions, Limits
@@ -92,16 +94,31 @@ class RealCluster:
         self._agent_of[node_id].terminate()
         assert await self._agent_of[node_id].wait() == 0
 
+    @staticmethod
+    def _kept_by(pid: int) -> set[Path]:
+        """The folder of the worker that a process belongs to, if it has one."""
+        with suppress(OSError):
+            variables = Path(f"/proc/{pid}/environ").read_text(errors="replace").split("\0")
+            named = [each.partition("=")[2] for each in variables if each.startswith(f"{WORKER_MARKER}=")]
+            return {folder for each in named if (folder := scratch_of(each)).exists()}
+        return set()
+
     async def kill_node(self, node_id: str) -> None:
-        """Kills the agent of a node and all that it hosts, as when the machine dies."""
+        """Kills the agent of a node and all that it hosts, as when the machine dies, with what its workers kept."""
         agent = self._agent_of[node_id]
         marker = f"{AGENT_MARKER}={self._directory / node_id}"
         self._killed.add(node_id)
         agent.kill()
         await agent.wait()
-        for process in marked(marker, process_table()):
+        hosted = marked(marker, process_table())
+        kept = set().union(*(self._kept_by(process.pid) for process in hosted))
+        for process in hosted:
             with suppress(ProcessLookupError):
                 os.kill(process.pid, signal.SIGKILL)
+        while marked(marker, process_table()):  # noqa: ASYNC110 - a process table tells nobody
+            await asyncio.sleep(0.01)
+        for folder in kept:
+            await asyncio.to_thread(shutil.rmtree, folder)
 
     def processes(self) -> list[int]:
         """Living worker processes of every node, from the process table."""

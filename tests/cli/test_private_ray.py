@@ -13,27 +13,12 @@ import pytest
 
 from callboard.client import LogLine
 from callboard.client.jobs import JobHandle, exec_session
-from callboard.v1.job_pb2 import Worker, WorkerState
+from callboard.v1.job_pb2 import JobState, Worker, WorkerState
 from tests.cli.cluster import RealCluster, real_cluster
 from tests.cli.test_exec import Ended, at_terminal
 from tests.cli.test_running import ran, started, until_line
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
-
-SEES = """
-import ray, os, sys, time
-ray.init(address="auto", log_to_driver=False)
-
-@ray.remote(num_gpus=1, num_cpus=0)
-def device():
-    time.sleep(0.5)
-    return ray.util.get_node_ip_address(), os.environ["CUDA_VISIBLE_DEVICES"]
-
-seen = ray.get([device.remote() for _ in range(int(sys.argv[1]))])
-gpus = int(ray.cluster_resources()["GPU"])
-print(len(ray.nodes()), gpus, len(set(seen)), sorted(each for _, each in seen), flush=True)
-open(sys.argv[2]).read()
-"""
 
 
 class Held:
@@ -104,31 +89,6 @@ def _listening() -> dict[str, str]:
 
 def _lines(file: Path) -> list[str]:
     return file.read_text(errors="replace").splitlines()
-
-
-async def opened(fifo: Path) -> None:
-    """Let the program go on that reads from it."""
-    await asyncio.to_thread(fifo.write_text, "go on")
-
-
-async def test_two_clusters_at_once_on_the_same_nodes_see_only_their_devices(
-    cluster: RealCluster, tmp_path: Path
-) -> None:
-    await cluster.add_node("n1")
-    held = Held()
-    gates = {name: tmp_path / name for name in ("first", "second")}
-    line = ("--nodes", "2", "--gpus-per-node", "1", "--ray")
-    running = []
-    for name, gate in gates.items():
-        os.mkfifo(gate)
-        running.append(await started(cluster, *line, "--name", name, "--", "python", "-c", SEES, "2", str(gate)))
-    said = await asyncio.gather(*(until_line(each.stdout, "[") for each in running))
-    assert sorted(said) == ["2 2 2 ['0', '0']\n", "2 2 2 ['1', '1']\n"]
-    await asyncio.to_thread(held.look, cluster)
-    for each, gate in zip(running, gates.values(), strict=True):
-        await opened(gate)
-        assert await each.wait() == 0
-    await held.gone()
 
 
 GROWS = """
@@ -274,10 +234,10 @@ def device():
     return ray.util.get_node_ip_address(), os.environ["CUDA_VISIBLE_DEVICES"]
 
 gpus = int(ray.cluster_resources()["GPU"])
-assert len(ray.nodes()) == 2
+seen = set(ray.get([device.remote() for _ in range(gpus)]))
 file = os.path.join(os.environ["CALLBOARD_CHECKPOINT_DIR"], "step")
 step = int(open(file).read()) if os.path.exists(file) else 0
-print("from", step, "with", gpus, sorted({seen for _, seen in ray.get([device.remote() for _ in range(gpus)])}))
+print("from", step, "on", len(ray.nodes()), "with", gpus, sorted({each for _, each in seen}), flush=True)
 if step or sys.argv[1] == "once":
     sys.exit(0)
 
@@ -286,27 +246,43 @@ def save(*_):
     sys.exit(0)
 
 signal.signal(signal.SIGTERM, save)
-print("running", flush=True)
 while True:
     signal.pause()
 """
 
 
-async def test_one_cluster_preempts_another_on_the_same_nodes_which_goes_on_from_its_checkpoint(
-    cluster: RealCluster,
+async def test_of_two_clusters_each_sees_its_devices_one_yields_to_a_third_and_goes_on_and_a_lost_node_ends_the_other(
+    tmp_path: Path,
 ) -> None:
-    await cluster.add_node("n1")
     held = Held()
-    line = ("--nodes", "2", "--ray", "--gpus-per-node")
-    yielding = await started(cluster, *line, "2", "--name", "yielding", "--", "python", "-c", COUNTS, "on")
-    await until_line(yielding.stdout, "running")
-    await asyncio.to_thread(held.look, cluster)
-    urgent = await ran(cluster, *line, "1", "--priority", "9", "--name", "urgent", "--", "python", "-c", COUNTS, "once")
-    assert urgent.exit_code == 0, urgent
-    assert urgent.stdout.startswith("from 0 with 2 ['"), urgent.stdout
-    again = await until_line(yielding.stdout, "from")
-    assert again.startswith("from 7 with 4 "), "all of its devices, and where it had stopped"
-    assert await yielding.wait() == 0
-    handle = await cluster.client.get_job("yielding")
-    assert (handle.job.attempt, handle.job.preemptions) == (2, 1)
-    await held.gone()
+    async with real_cluster(tmp_path, "n0", "n1", lease_ms=5_000, heartbeat_ms=1_000) as cluster:
+        await cluster.client.ensure_pool("rlhf", nominal={"cpu": 8})
+        line = ("--nodes", "2", "--ray", "--gpus-per-node", "1", "--priority")
+        program = ("--", "python", "-c", COUNTS)
+        stays, yields = [
+            await started(cluster, *line, priority, "--name", name, *program, "on")
+            for name, priority in (("stays", "5"), ("yields", "4"))
+        ]
+        first = await asyncio.gather(*(until_line(each.stdout, "from") for each in (stays, yields)))
+        assert sorted(first) == [f"from 0 on 2 with 2 ['{device}']\n" for device in "01"]
+        await asyncio.to_thread(held.look, cluster)
+        urgent = await ran(cluster, *line, "9", "--name", "urgent", *program, "once")
+        assert (urgent.exit_code, urgent.stdout) == (0, first[1]), "on the devices of the one that yielded"
+        again = await until_line(yields.stdout, "from")
+        assert again == first[1].replace("from 0", "from 7"), "on the same devices, from where it had stopped"
+        assert await yields.wait() == 0
+        handle = await cluster.client.get_job("yields")
+        assert (handle.job.attempt, handle.job.preemptions) == (2, 1)
+
+        other = await cluster.client.get_job("stays")
+        lost = (await second_of(other)).allocation.node_id
+        await cluster.kill_node(lost)
+        await other.until(lambda job: job.state == JobState.JOB_STATE_PENDING, "the end of the attempt")
+        assert lost in other.job.state_reason
+        await cluster.add_node(lost)
+        again = await until_line(stays.stdout, " on 2 with ")  # Ray warns of its dead node on standard output, too
+        assert again.partition(" on ")[2] == first[0].partition(" on ")[2], "a new cluster on both, and as it was"
+        assert (await other.refresh()).attempt == 2
+        await other.cancel()
+        await stays.wait()
+        await held.gone()
