@@ -175,7 +175,7 @@ class TestStart:
 
     async def test_one_that_holds_the_others_up_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
         for of_a_process in ("enter_environment", "become_subreaper"):
-            monkeypatch.setattr(f"callboard.agents.host.worker_host.{of_a_process}", lambda *_: None)
+            monkeypatch.setattr(f"callboard.agents.host.worker_host.{of_a_process}", lambda *_, **__: None)
         held = agent_pb2.WorkerMember(name="slow", actor=f"{__name__}:Held", max_concurrency=1)
         command = start_worker("Plain", members=[TRAINER, held])
         here = WorkerHost()

@@ -251,6 +251,7 @@ while True:
 """
 
 
+@pytest.mark.timeout(360)  # five private clusters start in it
 async def test_of_two_clusters_each_sees_its_devices_one_yields_to_a_third_and_goes_on_and_a_lost_node_ends_the_other(
     tmp_path: Path,
 ) -> None:
@@ -281,7 +282,8 @@ async def test_of_two_clusters_each_sees_its_devices_one_yields_to_a_third_and_g
         assert lost in other.job.state_reason
         await cluster.add_node(lost)
         again = await until_line(stays.stdout, " on 2 with ")  # Ray warns of its dead node on standard output, too
-        assert again.partition(" on ")[2] == first[0].partition(" on ")[2], "a new cluster on both, and as it was"
+        seen = again.partition(" on ")[2]  # on either device: the other cluster is gone meanwhile
+        assert seen in [f"2 with 2 ['{device}']\n" for device in "01"], "a new cluster on both"
         assert (await other.refresh()).attempt == 2
         await other.cancel()
         await stays.wait()
