@@ -6,10 +6,11 @@ A real controller with its journal, virtual agents, and one client that calls an
 after the other and each in a process of its own: watchers that never read, an agent that never reads, submits, reports,
 malformed first messages, and output of a worker that prints without end and is followed, as fast as each can, with the
 lowest priority: what counts is what they take from the controller, not from the processors of this machine. Short
-windows with and without the flood take turns, so that a busy machine is busy in both; percentiles are of all windows of
-a kind together. In the same windows a bare gRPC server is asked a hundred times a second: by how much it becomes slower
-(the floor) is what the flood takes from the machine, and not from the controller. Exit code 1 if the p99 of calls or
-beats is more than twice the quiet one.
+windows with and without the flood take turns, so that a busy machine is busy in both. Each window has its percentiles,
+and the figures are their medians: what others do to the machine for a second spoils one window, and would be all that
+a p99 of all windows together tells. In the same windows a bare gRPC server is asked a hundred times a second: by how
+much it becomes slower (the floor) is what the flood takes from the machine, and not from the controller. Exit code 1 if
+the p99 of calls or beats is more than twice the quiet one, or, where the floor itself rose, twice that.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 # Run by path, Python knows the folder of this file only.
@@ -49,6 +51,8 @@ CALLS_S = 100.0
 BEAT_S = 0.5
 """Longest between heartbeats of one agent: enough of them for a p99."""
 
+IN_MEMORY = "/dev/shm"  # noqa: S108 - of a benchmark
+
 READY = b"ready\n"
 IN_FLOW_S = 1.0
 """How long a flood has before it is measured."""
@@ -62,7 +66,7 @@ def _job(name: str, **component: Any) -> dict[str, Any]:
 
 
 async def steady(client: Client, seconds: float, names: Iterator[int]) -> list[float]:
-    """Calls at a steady pace; seconds that each took, sorted."""
+    """Calls at a steady pace; seconds that each took."""
     took: list[float] = []
 
     async def timed(call: Awaitable[Any]) -> Any:
@@ -85,7 +89,7 @@ async def steady(client: Client, seconds: float, names: Iterator[int]) -> list[f
                 break
             calls.create_task(one(number))
             await asyncio.sleep(1 / CALLS_S)
-    return sorted(took)
+    return took
 
 
 # ── floods; each runs until it is killed
@@ -188,7 +192,8 @@ async def malformed(address: str) -> None:
 async def output(address: str) -> None:
     """A worker that prints without end, and eight readers that follow it."""
     async with Client(address) as client:
-        with tempfile.TemporaryDirectory() as folder:
+        # In memory where there is a place: a machine of its own would not write to the controller's disk.
+        with tempfile.TemporaryDirectory(dir=IN_MEMORY if os.path.isdir(IN_MEMORY) else None) as folder:  # noqa: ASYNC240, PTH112
             settings = {"node_id": "printer", "controller": address, "runtime": "process", "simulate_gpus": 1}
             settings |= {"cpu_milli": 2000, "memory_bytes": 1 << 30, "run_dir": f"{folder}/run", "cluster": "floods"}
             settings |= {"labels": {"printer": "yes"}, "exit_with_parent": os.getpid(), "log_level": "ERROR"}
@@ -247,7 +252,7 @@ class Windows:
     """What was measured in windows of one kind."""
 
     def __init__(self) -> None:
-        self._seconds: dict[str, list[float]] = {"calls": [], "beats": [], "floor": []}
+        self._sorted: dict[str, list[list[float]]] = {"calls": [], "beats": [], "floor": []}
 
     async def add(self, client: Client, swarm: Swarm, floor: Floor, seconds: float, names: Iterator[int]) -> None:
         """Measures one more."""
@@ -255,16 +260,15 @@ class Windows:
             steady(client, seconds, names), swarm.ask(f"trips {seconds}"), floor.measure(seconds)
         )
         for name, found in (("calls", calls), ("beats", beats["trips_s"]), ("floor", bare)):
-            self._seconds[name].extend(found)
+            self._sorted[name].append(sorted(found))
 
     def figures(self) -> dict[str, float]:
-        """p50 and p99 of each, in milliseconds."""
-        found = {}
-        for name, seconds in self._seconds.items():
-            ranked = sorted(seconds)
-            for part in (50, 99):
-                found[f"{name}_p{part}"] = 1000 * ranked[len(ranked) * part // 100]
-        return found
+        """The median of the windows' p50 and p99 of each, in milliseconds."""
+        return {
+            f"{name}_p{part}": 1000 * median(window[len(window) * part // 100] for window in windows)
+            for name, windows in self._sorted.items()
+            for part in (50, 99)
+        }
 
 
 @contextlib.asynccontextmanager
@@ -362,7 +366,7 @@ def main() -> int:
     worst = 0.0
     for kind, row in found.items():
         ratios = [row[f"flood_{name}_p99"] / row[f"quiet_{name}_p99"] for name in ("calls", "beats", "floor")]
-        worst = max(worst, *ratios[:2])
+        worst = max(worst, max(ratios[:2]) / max(1.0, ratios[2]))
         pairs = [
             f"{row[f'quiet_{name}']:.1f} → {row[f'flood_{name}']:.1f}"
             for name in ("calls_p50", "calls_p99", "beats_p99", "floor_p99")

@@ -14,13 +14,19 @@ import os
 from pathlib import Path
 
 import torch
+import torch._dynamo  # The module that DistributedDataParallel loads later: see main().
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 
 def main() -> None:
-    """Fit a line to noisy points; every rank ends with the same weights."""
+    """Fit a line to noisy points; every rank ends with the same weights.
+
+    torch._dynamo must be there before the group is: loaded after it, it keeps the group, whose gloo threads then live
+    until the interpreter ends and may abort it ("terminate called without an active exception", torch 2.13, PyTorch's
+    issue 190489). So the threads end with the model instead.
+    """
     arguments = argparse.ArgumentParser()
     arguments.add_argument("--steps", type=int, default=20)
     steps: int = arguments.parse_args().steps
