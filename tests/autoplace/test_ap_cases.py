@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from callboard.autoplace import NoPlan, Plan, Problem, Status, search
+from callboard.autoplace.exact.branch_and_bound import Shortest
 from callboard.autoplace.exact.combination import Combination, Node, Times
-from callboard.autoplace.exact.exact import Shortest
 from callboard.model import InvalidInput
 from tests.autoplace.test_search import plans_as_text
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from callboard.autoplace import Problem, search
 from callboard.autoplace.exact.bounds import bounds_of, corners, destructive
-from callboard.autoplace.exact.exact import combinations_in_order
+from callboard.autoplace.exact.branch_and_bound import combinations_in_order
 from callboard.autoplace.instance.instances import instance_of
 from tests.autoplace.instances import plain, recorded, workflows
 

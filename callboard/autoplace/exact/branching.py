@@ -1,4 +1,4 @@
-"""The branches of a node: a pair of tasks apart or in an order, or half of a range of options."""
+"""The branches of a node of branch and bound: a pair of tasks apart or in an order, or half of a range of options."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """OR-Tools' CP-SAT on an instance: a better plan, a better bound, or the proof that there is none.
 
-Optional: without OR-Tools the search of :mod:`callboard.autoplace.exact.exact` goes on alone.
+Optional: without OR-Tools the search of :mod:`callboard.autoplace.exact.branch_and_bound` goes on alone.
 """
 
 from __future__ import annotations

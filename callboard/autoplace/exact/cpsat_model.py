@@ -10,7 +10,7 @@ from collections.abc import Callable
 from itertools import combinations, product
 from typing import TYPE_CHECKING, Any
 
-from callboard.autoplace.exact.exact import tidied
+from callboard.autoplace.exact.branch_and_bound import tidied
 from callboard.autoplace.instance.tasks import Arc, Found, Instance, Option
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import product
 
+from callboard.autoplace.exact.branch_and_bound import Shortest, improved, tidied
 from callboard.autoplace.exact.combination import Combination
-from callboard.autoplace.exact.exact import Shortest, improved, tidied
 from callboard.autoplace.instance.chains import Chain
 from callboard.autoplace.instance.stopping import Budget, Stopped
 from callboard.autoplace.instance.tasks import Found, Instance, Option

@@ -7,13 +7,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from callboard.autoplace.exact.branch_and_bound import Shortest, combinations_in_order
 from callboard.autoplace.exact.branching import forced
-from callboard.autoplace.exact.exact import Shortest, combinations_in_order
 from callboard.autoplace.instance.stopping import Budget, Stopped
 from callboard.autoplace.instance.tasks import Found, Instance
 from callboard.autoplace.problem.problem import Layout
 from callboard.autoplace.solve.building import HYBRID, layout_of
-from callboard.autoplace.solve.run import Run
+from callboard.autoplace.solve.steps import Run
 
 NODES_OF_HYBRID = 1_000
 """Nodes spent on the best hybrid when the best plan isn't one: its time is only shown."""

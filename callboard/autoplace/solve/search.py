@@ -1,9 +1,9 @@
 """The entry of the search: which plan takes the least time, and what proves it.
 
 The pure layouts come first, so that no answer is worse than they are. Then branch and bound
-(:mod:`callboard.autoplace.exact.exact`), which proves most problems of up to eight components by itself; after a fixed
-number of its nodes OR-Tools' CP-SAT takes over, where installed. Every plan is simulated chunk by chunk before it is
-returned.
+(:mod:`callboard.autoplace.exact.branch_and_bound`), which proves most problems of up to eight components by itself;
+after a fixed number of its nodes OR-Tools' CP-SAT takes over, where installed. Every plan is simulated chunk by chunk
+before it is returned.
 """
 
 from __future__ import annotations

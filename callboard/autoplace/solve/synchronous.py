@@ -1,19 +1,19 @@
-"""The synchronous search of one problem: pure layouts, branch and bound, then a solver if one is there."""
+"""The synchronous search of one problem: which steps are taken, and whether they prove the best plan the fastest."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from math import prod
 
+from callboard.autoplace.exact.branch_and_bound import combinations_in_order
 from callboard.autoplace.exact.cpsat import ordered_plan, solve
-from callboard.autoplace.exact.exact import combinations_in_order
 from callboard.autoplace.instance.chains import chains_of
 from callboard.autoplace.instance.stopping import Stop
 from callboard.autoplace.instance.tasks import Found, Instance
 from callboard.autoplace.problem.problem import Layout
 from callboard.autoplace.solve.building import layout_of
 from callboard.autoplace.solve.outcome import Outcome, outcome_of
-from callboard.autoplace.solve.run import Run
+from callboard.autoplace.solve.steps import Run
 
 NODES_BEFORE_SOLVER = 40_000
 """Nodes of branch and bound before a solver is asked; about five seconds, and it proves what it can't in that time."""

@@ -1,4 +1,4 @@
-"""Branch and bound: over who shares with whom in which order, then over GPU counts; and moves nearby.
+"""Branch and bound: the shortest plan, searched over who shares GPUs with whom in which order, then over GPU counts.
 
 Each pair of tasks that could meet on a GPU is either *ordered* (one ends before the other starts; they may share) or
 *apart* (no common GPU; they may overlap in time). Given all pairs, the earliest schedule is the best one, and given

@@ -1,4 +1,4 @@
-"""A synchronous search under way: the best plan so far, the bound, a proof, and what each step adds."""
+"""The steps of a synchronous search: each may better the plan, raise the bound, or prove the plan the fastest."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import replace
 from math import prod
 
 from callboard.autoplace.exact.bounds import bounds_of, destructive
+from callboard.autoplace.exact.branch_and_bound import Leanest, Shortest, combinations_in_order, improved
 from callboard.autoplace.exact.combination import Combination
-from callboard.autoplace.exact.exact import Leanest, Shortest, combinations_in_order, improved
 from callboard.autoplace.exact.variants import Variants
 from callboard.autoplace.instance.chains import chains_of
 from callboard.autoplace.instance.options import for_layout
