@@ -32,7 +32,7 @@ from callboard.agents.ray.ray_command import RayNodeSpec
 from callboard.agents.ray.ray_node import RayNode
 from callboard.agents.supplies.containers import Containers
 from callboard.agents.supplies.environments import Environments
-from callboard.agents.supplies.packages import Packages
+from callboard.agents.supplies.package_cache import Packages
 from callboard.agents.supplies.worker_env import AGENT_MARKER, build_environment
 from callboard.agents.system.processes import MachineProcesses, Processes
 from callboard.agents.worker.ports import Ports

@@ -1,4 +1,4 @@
-"""Code as one file that travels: the same files always give the same bytes, and so the same name.
+"""Packages of code, each one file that travels: the same files always give the same bytes, and so the same name.
 
 What git ignores stays at home, and what `.callboardignore` names, in every folder of the tree.
 """

@@ -19,7 +19,7 @@ from callboard.agents.supplies.containers import Containers
 from callboard.v1 import agent_pb2
 from tests.agents.conftest import StartAgent, is_gone, until_gone
 from tests.agents.test_adoption import Lineage, node
-from tests.agents.test_packages import package
+from tests.agents.test_package_cache import package
 from tests.agents.test_worker_program import ended, running, until_absent
 from tests.agents.test_workers import LONG_MS, ready, starting, stopped
 from tests.support import images

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from callboard.agents.supplies.environments import EnvironmentFailed, Environments
-from callboard.agents.supplies.packages import Packages, _name_of
+from callboard.agents.supplies.package_cache import Packages, _name_of
 from callboard.agents.supplies.worker_env import AGENT_MARKER
 from callboard.agents.system.processes import MachineProcesses
 from callboard.client.packing import pack_project, pack_requirements

@@ -26,7 +26,7 @@ from callboard.agents.runtime import HostError, Launch, Runtime
 from callboard.agents.supplies.containers import Containers
 from callboard.agents.supplies.environments import Environment, EnvironmentFailed, Environments
 from callboard.agents.supplies.interpreters import Interpreters
-from callboard.agents.supplies.packages import Packages
+from callboard.agents.supplies.package_cache import Packages
 from callboard.agents.system.processes import Processes
 from callboard.agents.worker.ports import Ports
 from callboard.agents.worker.preloads import Wish

@@ -24,7 +24,7 @@ from callboard.agents.ray.ray_faults import RayNodeError
 from callboard.agents.ray.ray_node import RayNode
 from callboard.agents.supplies.containers import Containers
 from callboard.agents.supplies.environments import Environments
-from callboard.agents.supplies.packages import Packages
+from callboard.agents.supplies.package_cache import Packages
 from callboard.agents.system.process_tree import TreeEnd
 from callboard.agents.system.processes import Processes
 from callboard.agents.system.usage import Usage

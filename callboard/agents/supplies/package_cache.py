@@ -1,4 +1,4 @@
-"""Code that jobs bring along, on this node: fetched from the controller, verified, unpacked for each worker.
+"""The cache of packages on this node: code that jobs bring along, fetched, verified, and unpacked for each worker.
 
 The file in the cache is verified whenever it is used, and fetched again when it isn't what its name says. Each worker
 has a tree of its own: what one writes there no other sees, and it goes with the worker.

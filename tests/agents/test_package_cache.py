@@ -12,7 +12,7 @@ from threading import Event
 
 import pytest
 
-from callboard.agents.supplies import packages as agents_packages
+from callboard.agents.supplies import package_cache
 from callboard.v1 import agent_pb2
 from tests.agents.conftest import StartAgent
 from tests.agents.test_worker_program import ended, shell, until_absent
@@ -156,7 +156,7 @@ def test_a_small_file_that_would_unpack_to_a_large_one_is_refused_before_it_does
 ) -> None:
     (tmp_path / "bomb").write_bytes(gzip.compress(content + bytes(1 << 20)))
     with pytest.raises(tarfile.TarError, match=why):
-        agents_packages._extract(tmp_path / "bomb", tmp_path / "out", Event())
+        package_cache._extract(tmp_path / "bomb", tmp_path / "out", Event())
     assert not (tmp_path / "out").exists()
 
 
@@ -165,18 +165,18 @@ def test_links_that_together_lead_out_are_refused_and_nothing_is_written_through
     _, data = package(link("here", "."), link("up", "here/../.."), code="17")
     (tmp_path / "package").write_bytes(data)
     with pytest.raises(tarfile.TarError, match="outside"):
-        agents_packages._extract(tmp_path / "package", tmp_path / "out", Event())
+        package_cache._extract(tmp_path / "package", tmp_path / "out", Event())
     _, data = package(link("here", "."), link("up", "here/.."), code="17")
     (tmp_path / "package").write_bytes(data)
     with pytest.raises(tarfile.TarError, match="leads outside of its folder"):
-        agents_packages._extract(tmp_path / "package", tmp_path / "out", Event())
+        package_cache._extract(tmp_path / "package", tmp_path / "out", Event())
     through = BytesIO()
     with tarfile.open(fileobj=through, mode="w:gz") as archive:
         archive.addfile(link("sub", "."))
         archive.addfile(tarfile.TarInfo("sub/file"))
     (tmp_path / "package").write_bytes(through.getvalue())
     with pytest.raises(OSError, match="File exists"):
-        agents_packages._extract(tmp_path / "package", tmp_path / "out", Event())
+        package_cache._extract(tmp_path / "package", tmp_path / "out", Event())
 
 
 @pytest.mark.usefixtures("agent")
