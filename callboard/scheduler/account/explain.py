@@ -24,8 +24,8 @@ from callboard.scheduler.account.awaited import (
     waiting_workers,
 )
 from callboard.scheduler.account.blockers import blockers
-from callboard.scheduler.account.obstacles import obstacles, start_by_time, waits_for_time
 from callboard.scheduler.account.remedies import remedies
+from callboard.scheduler.account.unyielding import start_by_time, unyielding, waits_for_time
 from callboard.scheduler.plan.planning import Blocked, Plan, best_case, could_ever_fit, plan
 from callboard.scheduler.plan.preemption import lost_work_ms, policy_owner
 from callboard.scheduler.plan.view import Assumption, View
@@ -249,7 +249,7 @@ def _waits(state: State, uid: str, spec: JobSpec, found: Blocked, since_ms: int,
     later = start_by_time(state, uid, spec, since_ms, now_ms)
     if later is not None:
         summary, why = waits_for_time(state, spec, later, now_ms)
-        reasons = [*why, *reasons, *obstacles(state, uid, spec, found, later, now_ms=now_ms)]
+        reasons = [*why, *reasons, *unyielding(state, uid, spec, found, later, now_ms=now_ms)]
         change = f"wait {time_left(later.at_ms - now_ms)}"
         return Explanation(
             "WAIT", summary, tuple(reasons), (change,), (), _victims(state, uid, spec, later.plan, now_ms)
@@ -262,7 +262,7 @@ def _waits(state: State, uid: str, spec: JobSpec, found: Blocked, since_ms: int,
         reasons.append(Reason("TOO_MANY_VICTIMS", "policy", message, "", found.too_many, most))
         whose = policy_owner(state, spec.pool, "max_victims_per_round")
         changes = (*changes, f"raise max_victims_per_round{whose} to {found.too_many}")
-    reasons += obstacles(state, uid, spec, found, None, now_ms=now_ms)
+    reasons += unyielding(state, uid, spec, found, None, now_ms=now_ms)
     if not changes:
         # Time alone may help. Whoever can't wait may make room.
         changes = remedies(state, spec, view)

@@ -1,4 +1,4 @@
-"""The obstacles: what keeps other jobs from making room for this one, each with a reason of its own.
+"""Why other jobs make no room for a job that waits: a reason for each of them.
 
 A job that runs need not yield (the rules say which one protects it), or it would yield, but not yet, or in vain: then
 the reason is what is still in the way.
@@ -95,7 +95,7 @@ def waits_for_time(state: State, spec: JobSpec, later: Later, now_ms: int) -> tu
     return f"{spec.name} waits {left} ({later.what}), {then}", reasons
 
 
-def obstacles(
+def unyielding(
     state: State, uid: str, spec: JobSpec, found: Blocked, later: Later | None, *, now_ms: int
 ) -> list[Reason]:
     """Running jobs that need not yield, those that would in vain or not yet, those that stop already, and those for
