@@ -105,7 +105,8 @@ async def test_r7_all_who_catch_up_share_one_pace() -> None:
     began = asyncio.get_running_loop().time()
     # Those whom nothing selects look at as many.
     nothing = Filter(types=("none.",))
-    read = [revisions(world.watch(), last) for _ in range(3)] + [revisions(world.watch(wanted=nothing), last)]
+    read = [revisions(world.watch(), last) for _ in range(3)]
+    read.append(revisions(world.watch(wanted=nothing, progress_s=TURN_S), last))
     await asyncio.gather(*read)
     assert asyncio.get_running_loop().time() - began >= 0.9 * 4 * 4 * TURN_S
 
