@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     # What a type checker sees; a test keeps it equal to _PUBLIC.
     from callboard.agents.host.worker_process import StopNotice as StopNotice
     from callboard.agents.host.worker_program import Program as Program
-    from callboard.agents.ray.worker_program_ray import RayProgram as RayProgram
+    from callboard.agents.ray.private_ray import RayProgram as RayProgram
     from callboard.client import CallOptions as CallOptions
     from callboard.client import Client as Client
     from callboard.client import ClusterFailed as ClusterFailed
@@ -101,7 +101,7 @@ _PUBLIC = public_names(
         "callboard.agents.host.worker_program": """
             Program
         """,
-        "callboard.agents.ray.worker_program_ray": """
+        "callboard.agents.ray.private_ray": """
             RayProgram
         """,
         "callboard.client": """

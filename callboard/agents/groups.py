@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import structlog
 
 from callboard.agents.link.outbox import Outbox
-from callboard.agents.ray.ray_devices import Shares, amount, in_order
+from callboard.agents.ray.ray_choice import Shares, amount, in_order
 from callboard.agents.runtime import BundleBooking, GroupBooking, HostError, Runtime
 from callboard.model.quantities import MILLI, is_piece
 from callboard.v1 import agent_pb2, common_pb2

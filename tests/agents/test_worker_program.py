@@ -17,7 +17,7 @@ import pytest
 from ray.exceptions import AuthenticationError, RpcError
 
 from callboard.agents.files.output_store import OutputOf
-from callboard.agents.ray import worker_program_ray
+from callboard.agents.ray import private_ray
 from callboard.model.inputs import job_spec
 from callboard.v1 import agent_pb2
 from tests.agents.conftest import StartAgent, is_gone, until_gone
@@ -318,10 +318,10 @@ class TestTheWaitForTheNodesOfAJobsOwnRay:
                         return {n: SimpleNamespace(state=0) for n in range(answer)}
 
                 monkeypatch.setattr("ray._raylet.GcsClient", Head)
-                monkeypatch.setattr(worker_program_ray, "_SILENT_S", 0.0)
+                monkeypatch.setattr(private_ray, "_SILENT_S", 0.0)
                 monkeypatch.setattr(sys, "argv", ["", address, "2", "/bin/echo", "echo", "a"])
                 monkeypatch.setattr(os, "execve", lambda path, command, _: became.extend([path, *command]))
-                worker_program_ray.main()
+                private_ray.main()
                 return became
 
             yield wait

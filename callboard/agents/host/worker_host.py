@@ -3,7 +3,7 @@
 The generic worker host: it takes an assignment, sets the environment before any code of the user is imported, builds
 the user's object (or one for each member of a colocation group) and calls it. With `worker_members`, `worker_lanes`,
 `worker_process`, `worker_program`, `worker_secrets` and `worker_output` all that is ours in a worker, and it needs
-nothing but the standard library. The same class is a detached Ray actor (`worker_ray`) and a plain process
+nothing but the standard library. The same class is a detached Ray actor (`worker_actor`) and a plain process
 (`worker_main`); there is one host per process and one assignment per host.
 
 Guaranteed: the control methods (`assign, preload, ping, cancel, checkpoint, progress, report, secrets, execute`) never

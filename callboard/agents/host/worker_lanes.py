@@ -2,7 +2,7 @@
 
 Sync classes run on threads. With a `limit` of 1 one thread builds the object and makes every call, strictly one at a
 time, so thread-local CUDA and torch state is kept; that is the main thread of the process where the host can give it
-away (`worker_main`, `worker_ray`), because signal handlers can be set nowhere else. With more the main thread builds
+away (`worker_main`, `worker_actor`), because signal handlers can be set nowhere else. With more the main thread builds
 the object and runs its entry method, and a pool serves the calls. Async classes live on an event loop of their own.
 Hooks run beside either, because they must work while `run()` is busy.
 """

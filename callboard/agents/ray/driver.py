@@ -28,7 +28,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 
 from callboard.agents.host.framing import Json, serve
 from callboard.agents.ray.ray_bookings import NAMESPACE, Bookings, group_of
-from callboard.agents.ray.worker_ray import GIVE_AWAY, RayWorkerHost
+from callboard.agents.ray.worker_actor import GIVE_AWAY, RayWorkerHost
 from callboard.security.processes import PROC, identify, start_ms
 
 CONTROL_GROUP = "control"

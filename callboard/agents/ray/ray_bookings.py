@@ -1,7 +1,7 @@
 """Placement groups in Ray that hold exactly the devices that the ledger names.
 
 What groups of ours hold of each node is written in Ray's own store, so that every driver, and the next one, knows what
-is free in Ray, and with it what Ray will choose (`ray_devices`). Where Ray's sums agree with that, a group that it will
+is free in Ray, and with it what Ray will choose (`ray_choice`). Where Ray's sums agree with that, a group that it will
 give its devices is simply made. Where they don't (somebody else took a GPU, or something is just being given back), a
 task inside each bundle tells which devices it got, and what came out otherwise is made again.
 
@@ -33,7 +33,7 @@ from ray.util.placement_group import (
 )
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from callboard.agents.ray.ray_devices import DeviceTaken, Filler, NoOrder, Shares, amount, fillers
+from callboard.agents.ray.ray_choice import DeviceTaken, Filler, NoOrder, Shares, amount, fillers
 from callboard.model.quantities import MILLI
 
 NAMESPACE = "callboard"

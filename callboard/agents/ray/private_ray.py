@@ -44,7 +44,7 @@ _STORE_PART = 0.3
 _STORE_BYTES = 1 << 30
 """Of a worker that asks for no memory."""
 
-_AS_PROGRAM = (sys.executable, "-P", "-m", "callboard.agents.ray.worker_program_ray")
+_AS_PROGRAM = (sys.executable, "-P", "-m", "callboard.agents.ray.private_ray")
 
 _LEAVE_WORDS = 4
 """Of a command line that has a node leave: one that starts a command has an executable and its name besides."""

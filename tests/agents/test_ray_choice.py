@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from callboard.agents.ray.ray_devices import DeviceTaken, NoOrder, Shares, amount, chosen, fillers, in_order
+from callboard.agents.ray.ray_choice import DeviceTaken, NoOrder, Shares, amount, chosen, fillers, in_order
 
 WHOLE = 1000
 

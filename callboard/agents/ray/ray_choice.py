@@ -1,4 +1,4 @@
-"""The devices that Ray will choose for a bundle, and how to have it choose certain ones.
+"""What Ray will choose: which devices it will give a bundle, and how to have it give certain ones.
 
 Ray takes no wish for a device: for whole GPUs it takes the lowest ones of which nobody has a part, for a part the
 fullest one that still has it, the lowest of those; bundles of one node get theirs in their order (m). So what Ray will
