@@ -31,7 +31,7 @@ from callboard.simulation.world.network import Network
 from callboard.simulation.world.rayworld import RayWorld
 from callboard.simulation.world.rules import RuleBroken, watched_logs
 from callboard.simulation.world.site import Site
-from callboard.simulation.world.timeline import Timeline
+from callboard.simulation.world.virtual_time import Timeline
 
 LAST_EVENTS = 30
 PROGRESS_EVERY = 5_000

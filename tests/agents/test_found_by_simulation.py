@@ -21,7 +21,7 @@ from callboard.agents.worker.spares import Spare, Spares
 from callboard.security.processes import ProcessId
 from callboard.simulation.world.ground import GroundRunDir
 from callboard.simulation.world.machines import Machine
-from callboard.simulation.world.timeline import Process, Timeline
+from callboard.simulation.world.virtual_time import Process, Timeline
 
 GONE = ProcessId(7, 70)
 

@@ -23,7 +23,7 @@ from callboard.simulation.world.machines import Machine, Machines, Tree
 from callboard.simulation.world.network import Message, Network, Stream
 from callboard.simulation.world.rayworld import RayWorld
 from callboard.simulation.world.rules import RuleBroken
-from callboard.simulation.world.timeline import Process, Timeline
+from callboard.simulation.world.virtual_time import Process, Timeline
 
 
 class End:

@@ -28,7 +28,7 @@ from callboard.simulation.world.ground import Ground
 from callboard.simulation.world.machines import Machine
 from callboard.simulation.world.network import Message
 from callboard.simulation.world.site import Site
-from callboard.simulation.world.timeline import Process
+from callboard.simulation.world.virtual_time import Process
 from callboard.v1 import agent_pb2
 
 

@@ -32,7 +32,7 @@ from callboard.simulation.world.disk import Disk, SimulatedJournal
 from callboard.simulation.world.network import REFUSED, Message, Stream
 from callboard.simulation.world.rules import RuleBroken
 from callboard.simulation.world.site import Site
-from callboard.simulation.world.timeline import Process
+from callboard.simulation.world.virtual_time import Process
 from callboard.v1 import agent_pb2
 from callboard.wire.refusals import CallboardError, Unavailable
 

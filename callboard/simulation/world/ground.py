@@ -31,11 +31,11 @@ from callboard.agents.system.usage import Usage
 from callboard.agents.worker.ports import Ports
 from callboard.security.processes import ProcessEntry, ProcessId, descendants, trees_of
 from callboard.simulation.options import Fault
-from callboard.simulation.world.driver import Driver
 from callboard.simulation.world.machines import Machine, Running
+from callboard.simulation.world.ray_driver import Driver
 from callboard.simulation.world.rules import RuleBroken
 from callboard.simulation.world.site import Site
-from callboard.simulation.world.timeline import EPOCH_MS, Process, in_dead_process
+from callboard.simulation.world.virtual_time import EPOCH_MS, Process, in_dead_process
 from callboard.v1 import agent_pb2
 
 _LOOK_AROUND_S = 0.001

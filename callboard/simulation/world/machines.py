@@ -16,7 +16,7 @@ from callboard.agents.files.lease_file import HeardLease
 from callboard.agents.files.run_dir import Started
 from callboard.security.processes import ProcessId
 from callboard.simulation.world.rules import RuleBroken
-from callboard.simulation.world.timeline import Timeline, in_dead_process
+from callboard.simulation.world.virtual_time import Timeline, in_dead_process
 
 CRASH = -11
 """Exit code of a worker that a signal of its own code ends."""

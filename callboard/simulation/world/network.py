@@ -12,7 +12,7 @@ from random import Random
 from typing import Any, Protocol
 
 from callboard.simulation.options import Fault
-from callboard.simulation.world.timeline import Timeline
+from callboard.simulation.world.virtual_time import Timeline
 
 KEEPALIVE_MS = 15_000
 """Ping every 10 s, given up after 5 s: by then both sides know that a connection is dead."""

@@ -14,7 +14,7 @@ from typing import Any
 
 import structlog
 
-from callboard.simulation.world.timeline import Timeline, in_dead_process
+from callboard.simulation.world.virtual_time import Timeline, in_dead_process
 
 
 class RuleBroken(AssertionError):

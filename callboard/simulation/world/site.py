@@ -10,7 +10,7 @@ from callboard.simulation.world.chance import Chance
 from callboard.simulation.world.machines import Machines
 from callboard.simulation.world.network import End, Network
 from callboard.simulation.world.rayworld import RayWorld
-from callboard.simulation.world.timeline import Timeline
+from callboard.simulation.world.virtual_time import Timeline
 
 
 @dataclass(slots=True, eq=False)

@@ -15,7 +15,7 @@ from callboard.simulation.world.hosts import Host, HostDied
 from callboard.simulation.world.machines import Machine
 from callboard.simulation.world.rayworld import Actor, Bundle
 from callboard.simulation.world.site import Site
-from callboard.simulation.world.timeline import Process
+from callboard.simulation.world.virtual_time import Process
 
 POLL_S = 0.3
 """Between looks at whether a placement group is ready."""
