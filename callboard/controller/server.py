@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import sys
 from collections.abc import Callable, Coroutine, Sequence
+from importlib import import_module
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,7 @@ from callboard.controller.metrics.metrics import Metrics, MetricsPortTaken
 from callboard.controller.metrics.traces import Traces, provider_for
 from callboard.controller.options import ControllerOptions, split_address
 from callboard.controller.packages import Packages, SharedPackages
-from callboard.controller.page import PageUnavailable
+from callboard.controller.page.address import PageAddress, PageUnavailable, listen, missing_package
 from callboard.controller.page.calls import Calls
 from callboard.controller.record import remove_record, write_record
 from callboard.controller.services.event import EventService
@@ -151,7 +152,9 @@ class Controller:
             standby=self._standby,
         )
         self._calls = Calls(self._guard)
+        self._page_at: PageAddress | None = None
         self._page: PageServer | None = None
+        self._page_loading: asyncio.Task[None] | None = None
         self._server: grpc.aio.Server | None = None
         self._running: asyncio.Task[None] | None = None
         self._reviewing: asyncio.Task[None]
@@ -171,11 +174,11 @@ class Controller:
             self._identity = await self._shared.prepare() if self._shared else self._directory.identity
             # The port before the state: a second controller ends at once, without a new term.
             self._server = self._new_server()
+            self._page_at = self._listen_for_browsers()
             self._open_access()
             if self._shared is None:
                 await self.driver.start()
             await self._server.start()
-            await self._start_page()
             self.metrics.start(
                 self.options.metrics,
                 required=self.options.metrics_required,
@@ -195,13 +198,15 @@ class Controller:
             self._directory.close()
             self._close_access()
             await self.metrics.stop()
-            if self._page is not None:
-                self._page.close(Unavailable("the controller did not start", reason=ErrorReason.STOPPING))
-                await self._page.stop()
+            if self._page_at is not None:
+                self._page_at.listening.close()
             if self._server is not None:
                 await self._server.stop(0)
             raise
         self._running = asyncio.create_task(self.driver.run(started=self._shared is None))
+        if self._page_at is not None:
+            # Beside it: what serves the page takes a fifth of a second to load, which programs need not wait for.
+            self._page_loading = asyncio.create_task(self._serve_page(self._page_at))
         reviewing = asyncio.create_task(self._review())
         self._tasks.add(reviewing)
         self._reviewing = reviewing
@@ -222,6 +227,8 @@ class Controller:
         self.sessions.close_all(stopping)
         self.events.close(stopping)
         self.outputs.close(stopping)
+        if self._page_loading is not None:
+            await asyncio.wait({self._page_loading})  # where it failed, it is logged
         if self._page is not None:
             self._page.close(stopping)
         ended = asyncio.create_task(server.stop(self.options.stop_grace_ms / 1000))
@@ -287,23 +294,31 @@ class Controller:
     @property
     def page_address(self) -> str:
         """What to open in a browser; empty: no page is served."""
-        return self._page.address if self._page is not None else ""
+        return self._page_at.url if self._page_at is not None else ""
 
-    async def _start_page(self) -> None:
+    def _listen_for_browsers(self) -> PageAddress | None:
         if not self.options.page:
-            return
-        try:
-            from callboard.controller.page.server import PageServer  # noqa: PLC0415 - an extra
-        except ModuleNotFoundError as missing:
+            return None
+        if missing := missing_package():
             if self.options.page_required:
                 raise PageUnavailable(
                     "the web page needs more packages. Install them with pip install 'callboard[page]', or choose "
                     "--page none."
-                ) from missing
-            log.info("no page is served", missing=missing.name)
-            return
-        self._page = PageServer(self.driver, self.events, self._calls, self.access, self.options)
-        await self._page.start(self._tls, controller=self.address)
+                )
+            log.info("no page is served", missing=missing)
+            return None
+        return listen(self.options)
+
+    async def _serve_page(self, at: PageAddress) -> None:
+        try:
+            module = await asyncio.to_thread(import_module, "callboard.controller.page.server")
+            page: PageServer = module.PageServer(self.driver, self.events, self._calls, self.access, self.options)
+            await page.start(at, self._tls, controller=self.address)
+        except Exception:
+            log.exception("the page can't be served")
+            at.listening.close()
+            raise
+        self._page = page
 
     def _registered(self) -> Registration:
         tls = None

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import typing
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +23,8 @@ from callboard.controller.journal.codec import (
 )
 from callboard.scheduler.records.job_records import RECORD_TYPES, Drop, EventRecord, JobRecord, Put, Record
 from callboard.scheduler.records.states import JobState
+
+DEFAULTS = Path(__file__).parents[1] / "data" / "journal_defaults.txt"
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 INTEGER = st.integers(-(1 << 62), 1 << 62)
@@ -91,10 +95,48 @@ def changed(**fields: Any) -> str:
     return json.dumps(envelope | fields)
 
 
-def test_a_field_that_an_older_log_lacks_takes_its_default() -> None:
-    envelope = json.loads(encode_change(Put(RECORD)))
-    del envelope["put"]["restarts"]
+def test_a_field_that_a_line_lacks_has_its_default() -> None:
+    record = dataclasses.replace(RECORD, restarts=2)
+    envelope = json.loads(encode_change(Put(record)))
+    assert envelope["put"].pop("restarts") == 2
     assert decode_change(json.dumps(envelope)) == Put(RECORD)
+    assert "preemptions" not in envelope["put"], "a line says what differs from the default"
+
+
+def classes_in(kind: Any, found: set[Any]) -> None:
+    """Adds the dataclasses that a type consists of."""
+    if dataclasses.is_dataclass(kind) and kind not in found:
+        found.add(kind)
+        for hint in typing.get_type_hints(kind).values():
+            classes_in(hint, found)
+    for argument in typing.get_args(kind):
+        classes_in(argument, found)
+
+
+def defaults() -> dict[str, str]:
+    """The default of every field of a record, and of what it consists of."""
+    found: set[Any] = set()
+    for kind in RECORD_TYPES:
+        classes_in(kind, found)
+    return {
+        f"{each.__name__}.{field.name}": repr(field.default)
+        for each in sorted(found, key=lambda each: each.__name__)
+        for field in dataclasses.fields(each)
+        if field.default is not dataclasses.MISSING
+    }
+
+
+def test_no_default_means_something_else_than_it_did() -> None:
+    """``UPDATE_DOCS=1`` adds the fields that are new."""
+    known = dict(line.split(" = ", 1) for line in DEFAULTS.read_text().splitlines()) if DEFAULTS.exists() else {}
+    now = defaults()
+    moved = {name: f"{known[name]} -> {value}" for name, value in now.items() if known.get(name, value) != value}
+    assert not moved, f"lines without these fields are read otherwise now: raise the version, with an upgrade: {moved}"
+    if os.environ.get("UPDATE_DOCS"):
+        DEFAULTS.write_text("".join(f"{name} = {value}\n" for name, value in (known | now).items()))
+    assert now.items() <= dict(line.split(" = ", 1) for line in DEFAULTS.read_text().splitlines()).items(), (
+        "UPDATE_DOCS=1"
+    )
 
 
 def test_a_newer_version_is_refused_in_words() -> None:

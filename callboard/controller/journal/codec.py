@@ -1,8 +1,9 @@
 """The codec of the journal: one line of JSON per change, versioned by kind of record.
 
 ``{"v":1,"kind":"job","put":{…}}`` or ``{"v":1,"kind":"job","drop":"j-1"}``. Fields and their types are those of the
-record classes; bytes are base64. A field that an older log lacks takes the class's default, so fields are added
-without a new version; whatever can't be read that way raises its kind's version and gets a step in :data:`UPGRADES`.
+record classes; bytes are base64. A field that a line lacks has the class's default: most fields of most records do, and
+a restart takes as long as what it reads. So fields are added without a new version; whatever can't be read that way,
+another default among it, raises its kind's version and gets a step in :data:`UPGRADES`.
 """
 
 from __future__ import annotations
@@ -69,7 +70,8 @@ _PUT = re.compile(rf'\{{"v":{VERSION},"kind":"([a-z]+)","put":')
 
 def encode_change(change: Change) -> str:
     if isinstance(change, Put):
-        return _line(change.record.kind, "put", _RECORDS[change.record.kind].dump_json(change.record))
+        body = _RECORDS[change.record.kind].dump_json(change.record, exclude_defaults=True)
+        return _line(change.record.kind, "put", body)
     return _line(change.kind, "drop", _KEY.dump_json(change.key))
 
 
