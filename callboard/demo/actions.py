@@ -12,7 +12,7 @@ from callboard.cli.cluster.local_failures import run_locally
 from callboard.cli.local.interrupts import Interrupts
 from callboard.cli.local.plan import ClusterPlan
 from callboard.cli.options import wishes
-from callboard.cli.show import printing, screen
+from callboard.cli.show import consoles, printing
 from callboard.cli.show.exits import FAILED, INTERRUPTED, NO_PLAN, CommandFailed
 from callboard.demo import elastic as elastic_demo
 from callboard.demo.acts import DoesNotFit
@@ -35,7 +35,7 @@ def rlhf(
     """Plays the six acts; ends with 1 if a verdict fails."""
     check_nodes(ClusterPlan(directory=Path(), cpus=cpus, memory=memory))
     dealt, agents, gpus = deal_gpus(machine_gpus, (), agents=agents, gpus=gpus, stated=counted)
-    console = screen.stderr() if as_json else screen.stdout()
+    console = consoles.stderr() if as_json else consoles.stdout()
     console.quiet = wishes.quiet
     options = DemoOptions(
         ray_address=ray_address, agents=agents, cpus=cpus, memory=memory, gpus=gpus, machine_gpus=dealt
@@ -59,7 +59,7 @@ def elastic(*, as_json: bool, actor: str, role: str, agents: int, pace_s: float)
     module, colon, name = actor.partition(":")
     if not (colon and name.isidentifier() and all(part.isidentifier() for part in module.split("."))):
         raise typer.BadParameter(f"{actor!r} reads pkg.module:Class", param_hint="--actor")
-    console = screen.stderr() if as_json else screen.stdout()
+    console = consoles.stderr() if as_json else consoles.stdout()
     console.quiet = wishes.quiet
     options = elastic_demo.ElasticOptions(actor=actor, role=role, agents=agents, pace_s=pace_s)
 
@@ -74,7 +74,7 @@ def elastic(*, as_json: bool, actor: str, role: str, agents: int, pace_s: float)
 
 
 def _stopped() -> int:
-    screen.stderr().print("Interrupted; nothing is left running.")
+    consoles.stderr().print("Interrupted; nothing is left running.")
     return INTERRUPTED
 
 

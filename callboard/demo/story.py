@@ -11,7 +11,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from callboard.cli.show import screen, words
+from callboard.cli.show import tables, words
 from callboard.cli.show.exits import Failure
 from callboard.cli.show.gpu_picture import GpuPicture
 from callboard.model.quantities import format_milli
@@ -125,7 +125,7 @@ class Story:
             ]
             for verdict in verdicts
         ]
-        self.console.print(screen.table(["VERDICT", "ACT", "SHOWN BY"], rows))
+        self.console.print(tables.table(["VERDICT", "ACT", "SHOWN BY"], rows))
         self.console.print(f"\nTook {seconds:.0f} s with starting and ending the cluster.")
 
     def _heading(self, text: str) -> None:

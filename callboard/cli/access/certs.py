@@ -10,7 +10,7 @@ from typing import Any
 
 from callboard.cli.cluster.tokens import day, printed, state_directory
 from callboard.cli.options import reading
-from callboard.cli.show import screen
+from callboard.cli.show import consoles, tables
 from callboard.cli.show.session import unless_wrong
 from callboard.model.durations import parse_duration_ms
 from callboard.security import certificates
@@ -23,7 +23,7 @@ def init(hosts: Sequence[str], *, lasts: str, directory: Path | None) -> None:
     with _of_authority(directory) as place:
         certificates.make_authority(place, hosts, lasts_ms=_lasts_ms(lasts))
     if not printed({"directory": str(place)}):
-        screen.stdout().print(f"The authority is in {place}. Keep ca.key there: who has it can be anybody.")
+        consoles.stdout().print(f"The authority is in {place}. Keep ca.key there: who has it can be anybody.")
 
 
 def renew(name: str, *, lasts: str, directory: Path | None) -> None:
@@ -31,14 +31,14 @@ def renew(name: str, *, lasts: str, directory: Path | None) -> None:
         if name == AUTHORITY:
             certificates.renew_authority(place)
             if not printed({"name": name, "directory": str(place)}):
-                screen.stdout().print(
+                consoles.stdout().print(
                     "The authority has a new key. Certificates of the old one stay valid. Renew each client's, take it "
                     "to its machine with ca.pem, then run `callboard certs renew server` and `callboard certs retire`."
                 )
             return
         made = certificates.renew(place, name, lasts_ms=_lasts_ms(lasts))
     if not printed(_plain(made)):
-        screen.stdout().print(
+        consoles.stdout().print(
             f"The certificate of {name} in {made.folder} is new; it counts until {day(made.expires_ms)}."
         )
 
@@ -47,14 +47,14 @@ def revoke(name: str, *, directory: Path | None) -> None:
     with _of_authority(directory) as place:
         count = certificates.revoke(place, name)
     if not printed({"name": name, "revoked": count}):
-        screen.stdout().print(f"The certificates of {name} count no longer ({count}).")
+        consoles.stdout().print(f"The certificates of {name} count no longer ({count}).")
 
 
 def retire(*, directory: Path | None) -> None:
     with _of_authority(directory) as place:
         count = certificates.retire_authority(place)
     if not printed({"retired": count}):
-        screen.stdout().print(f"Only certificates of the newest authority are valid now ({count} retired).")
+        consoles.stdout().print(f"Only certificates of the newest authority are valid now ({count} retired).")
 
 
 def show_list(*, directory: Path | None) -> None:
@@ -62,7 +62,7 @@ def show_list(*, directory: Path | None) -> None:
         issued = read_issued(place)
     if not printed([_plain(each) for each in issued]):
         rows = [[each.name, each.role or SERVER, day(each.expires_ms), day(each.revoked_ms)] for each in issued]
-        screen.stdout().print(screen.table(["NAME", "ROLE", "EXPIRES", "REVOKED"], rows))
+        consoles.stdout().print(tables.table(["NAME", "ROLE", "EXPIRES", "REVOKED"], rows))
 
 
 def issue(name: str, role: Role, *, out: Path | None, lasts: str, directory: Path | None) -> None:
@@ -70,7 +70,7 @@ def issue(name: str, role: Role, *, out: Path | None, lasts: str, directory: Pat
     with _of_authority(directory) as place:
         made = certificates.issue(place, name, role, folder, lasts_ms=_lasts_ms(lasts))
     if not printed(_plain(made)):
-        screen.stdout().print(
+        consoles.stdout().print(
             f"The certificate of {name}, role {role}, is in {folder}: ca.pem, cert.pem and cert.key. Take them to its "
             f"machine by a way that nobody reads; it counts until {day(made.expires_ms)}."
         )

@@ -10,7 +10,7 @@ from typing import Any
 
 from callboard.cli.cluster.tokens import printed
 from callboard.cli.options import keep_tls, wishes
-from callboard.cli.show import screen
+from callboard.cli.show import consoles, tables
 from callboard.cli.show.session import failing_in_words, unless_wrong, with_client
 from callboard.client.client import Client
 from callboard.client.clusters import with_port
@@ -50,7 +50,7 @@ def login(
     with _changing():
         made = log_in(name or _host(full), full, token, found)
     if not printed({"name": made.name, "address": made.address}):
-        screen.stdout().print(f"Logged in: context {made.name} is in use, controller {made.address}.")
+        consoles.stdout().print(f"Logged in: context {made.name} is in use, controller {made.address}.")
 
 
 def show_list() -> None:
@@ -61,7 +61,7 @@ def show_list() -> None:
             ["*" if each == current else "", each.name, each.address, _credentials(each)]
             for each in found.known.values()
         ]
-        screen.stdout().print(screen.table(["", "NAME", "CONTROLLER", "CREDENTIALS"], rows))
+        consoles.stdout().print(tables.table(["", "NAME", "CONTROLLER", "CREDENTIALS"], rows))
 
 
 def show(name: str) -> None:
@@ -71,7 +71,7 @@ def show(name: str) -> None:
             what = f"there is no context {name}" if name else "no context is in use"
             raise BadContext(f"{what}; `callboard context list` shows those there are, and `callboard login` makes one")
     if not printed(_plain(found)):
-        screen.stdout().print(
+        consoles.stdout().print(
             f"{found.name}: {found.address}, {_credentials(found)}, in {found.folder}", soft_wrap=True
         )
 
@@ -80,14 +80,14 @@ def use(name: str) -> None:
     with _changing():
         contexts.use(name)
     if not printed({"current": name}):
-        screen.stdout().print("No context is in use." if name == NO_CONTEXT else f"Context {name} is in use.")
+        consoles.stdout().print("No context is in use." if name == NO_CONTEXT else f"Context {name} is in use.")
 
 
 def remove(name: str) -> None:
     with _changing():
         contexts.remove(name)
     if not printed({"name": name, "removed": True}):
-        screen.stdout().print(f"Context {name} is forgotten.")
+        consoles.stdout().print(f"Context {name} is forgotten.")
 
 
 def _changing() -> AbstractContextManager[None]:

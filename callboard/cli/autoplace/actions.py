@@ -33,7 +33,7 @@ from callboard.cli.autoplace.task import Task, left_out_note, task_of
 from callboard.cli.autoplace.verbs import PlanOutput
 from callboard.cli.layouts.cluster_source import ClusterSource, described_cluster, live_cluster
 from callboard.cli.layouts.config_source import ConfigSource, load_config
-from callboard.cli.show import printing, screen
+from callboard.cli.show import consoles, printing
 from callboard.cli.show.exits import BAD_INPUT, NO_PLAN, CommandFailed
 from callboard.cli.show.file_faults import fault_lines
 from callboard.cli.show.session import failing_in_words
@@ -78,7 +78,7 @@ def run(
         except NoPlan as error:
             raise _no_plan(error) from error
         if searching.interrupted:
-            screen.stderr().print("The search was ended; this is the best that was found.")
+            consoles.stderr().print("The search was ended; this is the best that was found.")
         _show(answer, task, output, quiet=quiet)
         outputs.put(answer, source)
 
@@ -104,7 +104,7 @@ def _answer(task: Task, searching: Searching) -> Answer:
 
 def _refuse(source: ConfigSource, error: InvalidInput) -> NoReturn:
     """Every fault with its line, as a compiler shows them."""
-    console = screen.stderr()
+    console = consoles.stderr()
     for line in fault_lines(str(source.file), source.text, error.faults):
         console.print(line, soft_wrap=True)
     if source.left_out:
@@ -172,7 +172,7 @@ def _show(answer: Answer, task: Task, output: PlanOutput, *, quiet: bool) -> Non
 
 
 def _print_chart(plan: Plan) -> None:
-    console = screen.stdout()
+    console = consoles.stdout()
     bars = bars_of(plan)
     names = list(dict.fromkeys(bar.component for bar in bars))
     width = min(console.width, 120)
@@ -188,12 +188,12 @@ def _print_chart(plan: Plan) -> None:
 
 
 def _print(lines: Iterable[str]) -> None:
-    console = screen.stdout()
+    console = consoles.stdout()
     for line in lines:
         console.print(line, markup=False, soft_wrap=True)
 
 
 def _print_notes(notes: Sequence[str], *, quiet: bool) -> None:
-    console = screen.stderr()
+    console = consoles.stderr()
     for note in () if quiet else dict.fromkeys(notes):
         console.print(f"note: {note}.", style="dim", markup=False, soft_wrap=True)

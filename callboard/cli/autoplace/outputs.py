@@ -17,7 +17,7 @@ from callboard.autoplace.answer.report import Answer, nodes_of, placement_of, se
 from callboard.autoplace.problem.plan import Plan
 from callboard.autoplace.rlinf.paths import Config
 from callboard.cli.layouts.config_source import ConfigSource, load_config
-from callboard.cli.show import screen, svg
+from callboard.cli.show import consoles, svg
 from callboard.cli.show.exits import BAD_INPUT, CommandFailed
 
 _MONOSPACE = "DejaVu Sans Mono, Menlo, Consolas, Liberation Mono, monospace"
@@ -91,10 +91,10 @@ class Outputs:
             if self.write is not None:
                 text = section_of(answer) if answer.job is None else _changed(answer, source)
                 write_new(self.write, text.encode())
-                screen.stderr().print(f"{self.write} is written.", markup=False)
+                consoles.stderr().print(f"{self.write} is written.", markup=False)
             if self.plot is not None:
                 self.plot.write_text(_picture(answer.plan))
-                screen.stderr().print(f"{self.plot} is drawn.", markup=False)
+                consoles.stderr().print(f"{self.plot} is drawn.", markup=False)
         except OSError as error:
             raise CommandFailed(
                 f"{error.filename or 'A file'} could not be written.",
@@ -111,7 +111,7 @@ def length_of(plan: Plan) -> float:
 def _apply(answer: Answer, source: ConfigSource) -> None:
     text = _changed(answer, source)
     if text == source.text and (not source.composed or _has(source, answer)):
-        screen.stderr().print(f"{source.file} has this placement already.", markup=False)
+        consoles.stderr().print(f"{source.file} has this placement already.", markup=False)
         return  # A second time must not replace the backup of what was there before the first.
     backup = replace_file(source.file, text)
     if source.composed and not _has(source, answer):
@@ -121,7 +121,7 @@ def _apply(answer: Answer, source: ConfigSource) -> None:
             "Another file of its defaults states components of its own, and both are merged.",
             "Change that file, or let _self_ come last in defaults.",
         )
-    screen.stderr().print(f"{source.file} has the placement now; it was {backup.name} before.", markup=False)
+    consoles.stderr().print(f"{source.file} has the placement now; it was {backup.name} before.", markup=False)
 
 
 def _has(source: ConfigSource, answer: Answer) -> bool:

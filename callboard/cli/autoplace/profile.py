@@ -9,7 +9,7 @@ from typing import Any
 
 from callboard.autoplace.problem.profile import Measured, Timing, components, measured, profile_data, read_timings
 from callboard.cli.autoplace.verbs import PlanOutput
-from callboard.cli.show import printing, screen
+from callboard.cli.show import consoles, printing, tables
 from callboard.cli.show.exits import BAD_INPUT, CommandFailed
 from callboard.cli.show.session import failing_in_words, with_client
 from callboard.client.calls.watching import MISSING
@@ -28,7 +28,7 @@ def run(source: str, *, warmup: int, workflow: bool, output: PlanOutput) -> None
         recorded: dict[str, list[str]] = {}
         async for line in job.timings():
             if line.stream == MISSING:
-                screen.stderr().print(f"Missing: {line.text}.", markup=False, soft_wrap=True)
+                consoles.stderr().print(f"Missing: {line.text}.", markup=False, soft_wrap=True)
             else:
                 worker = f"{job.name}/{line.component}/{line.rank}, attempt {line.attempt}"
                 recorded.setdefault(worker, []).append(line.text)
@@ -83,7 +83,7 @@ def _show(timings: Sequence[Timing], *, warmup: int, workflow: bool, output: Pla
     if output is PlanOutput.TEXT:
         columns = ("component", "GPUs", "envs", "seconds", "spread", "iterations", "warm-up")
         rows = [_row(each) for each in found]
-        screen.stderr().print(screen.table(columns, rows, right=columns[1:]))
+        consoles.stderr().print(tables.table(columns, rows, right=columns[1:]))
     printing.print_yaml(section)
 
 

@@ -13,7 +13,7 @@ from callboard.autoplace.answer.gantt import seconds_text
 from callboard.autoplace.problem.plan import Plan
 from callboard.autoplace.problem.problem import Problem
 from callboard.autoplace.solve.search import search
-from callboard.cli.show import screen
+from callboard.cli.show import consoles
 
 
 class Searching:
@@ -25,7 +25,7 @@ class Searching:
             time_limit_s: most seconds of each search.
         """
         self._time_limit_s = time_limit_s
-        self._console = screen.stderr()
+        self._console = consoles.stderr()
         self._shows = not quiet and self._console.is_terminal
         self._status: Status | None = None
         self._before: Any = None

@@ -17,7 +17,7 @@ from callboard.cli.local.growth import NotGrowable
 from callboard.cli.local.interrupts import Interrupts
 from callboard.cli.local.plan import read_plan
 from callboard.cli.options import reading, wishes
-from callboard.cli.show import screen, words
+from callboard.cli.show import consoles, tables, words
 from callboard.cli.show.plain import plain
 from callboard.cli.show.printing import show_result
 from callboard.cli.show.session import connected
@@ -34,7 +34,7 @@ async def show_demand(client: Client) -> None:
     nothing = "Nothing is wanted beyond what there is."
     show_result([plain(entry) for entry in demands], lambda _: _table(demands), empty=nothing)
     if not wishes.for_program and any(entry.shape.gpu_milli for entry in demands):
-        screen.stdout().print(f"GPUs: {words.free_gpus(await client.stats())}.")
+        consoles.stdout().print(f"GPUs: {words.free_gpus(await client.stats())}.")
 
 
 def run(
@@ -77,7 +77,7 @@ def run(
 
     def tell(text: str) -> None:
         if not wishes.quiet:
-            screen.stderr().print(text, markup=False, soft_wrap=True)
+            consoles.stderr().print(text, markup=False, soft_wrap=True)
 
     def _local(cluster: str) -> tuple[str, LocalProvider]:
         directory = cluster_to_grow(cluster)
@@ -115,7 +115,7 @@ def _table(demands: Sequence[Demand]) -> Table:
         for entry in demands
     ]
     columns = ["POOL", "WORKERS", "EACH", "OPTIONAL", "WAITING", "FOR", "LABELS", "JOBS"]
-    return screen.table(columns, rows, right=("WORKERS", "OPTIONAL"))
+    return tables.table(columns, rows, right=("WORKERS", "OPTIONAL"))
 
 
 def _seconds(text: str, option: str) -> float:

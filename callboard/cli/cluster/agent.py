@@ -17,7 +17,7 @@ from callboard.agents.agent import run_agent
 from callboard.agents.options import MAX_HARDWARE, AgentOptions, OptionError
 from callboard.cli.local.dashboard import usable_port
 from callboard.cli.options import Stated, read_stated, reading
-from callboard.cli.show import screen
+from callboard.cli.show import consoles
 from callboard.cli.show.exits import FAILED, CommandFailed
 from callboard.cli.show.session import failing_in_words
 from callboard.client.clusters import find_controller
@@ -76,7 +76,7 @@ async def _run_with_its_certificate(options: AgentOptions) -> int:
 
 
 def _tell(text: str) -> None:
-    screen.stderr().print(text, markup=False, soft_wrap=True)
+    consoles.stderr().print(text, markup=False, soft_wrap=True)
 
 
 def _own_node_id() -> str:

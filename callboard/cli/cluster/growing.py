@@ -9,7 +9,7 @@ from callboard.cli.local.growth import Added, add_worker, end_worker, running_wo
 from callboard.cli.local.interrupts import Interrupts
 from callboard.cli.nodes.actions import at_once, emptied
 from callboard.cli.options import wishes
-from callboard.cli.show import screen, words
+from callboard.cli.show import consoles, words
 from callboard.cli.show.exits import BAD_INPUT, UNREACHABLE, CommandFailed
 from callboard.cli.show.printing import done
 from callboard.cli.show.session import failing_in_words, with_client
@@ -26,7 +26,7 @@ def add(*, name: str, timeout_s: float, lock_pause_s: float) -> None:
 
     def tell(text: str) -> None:
         if not wishes.quiet:
-            screen.stderr().print(f"{text} …", markup=False)
+            consoles.stderr().print(f"{text} …", markup=False)
 
     added = run_locally(main)
     has = words.amounts(added.node.capacity)

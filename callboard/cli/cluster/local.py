@@ -24,7 +24,7 @@ from callboard.cli.local.interrupts import Interrupts
 from callboard.cli.local.plan import ClusterPlan, NodeShape, free_block
 from callboard.cli.local.taking_down import take_down
 from callboard.cli.options import Stated, read_stated, wishes
-from callboard.cli.show import screen
+from callboard.cli.show import consoles
 from callboard.cli.show.exits import BAD_INPUT, INTERRUPTED, CommandFailed
 from callboard.cli.show.gpu_picture import GpuPicture
 from callboard.cli.show.plain import plain
@@ -74,7 +74,7 @@ def up(
 
     def tell(text: str) -> None:
         if not wishes.quiet:
-            screen.stderr().print(text, markup=False, soft_wrap=True)
+            consoles.stderr().print(text, markup=False, soft_wrap=True)
 
     plan = replace(
         wanted,
@@ -116,7 +116,7 @@ def up(
                     with interrupts.cleaning():
                         await cluster.stop()
                     if interrupts.received is not None and not wishes.quiet:
-                        screen.stderr().print("Ended; nothing is left running.")
+                        consoles.stderr().print("Ended; nothing is left running.")
 
     # Ctrl-C is how a cluster that was ready is meant to end.
     run_locally(main, lambda: 0 if ready and not detach else INTERRUPTED)
@@ -126,7 +126,7 @@ def down(*, name: str, every: bool) -> None:
     async def main(interrupts: Interrupts) -> None:
         for record in _chosen(name, every=every):
             if not wishes.quiet:
-                screen.stderr().print(f"Ending cluster {record.name} at {record.controller} …")
+                consoles.stderr().print(f"Ending cluster {record.name} at {record.controller} …")
             with interrupts.cleaning(hurry_at_once=True):
                 await take_down(record, hurry=interrupts.hurry)
             ended.append(record.name)
@@ -213,7 +213,7 @@ def _tell_ready(plan: ClusterPlan, nodes: list[Node], pools: Sequence[PoolSpec],
         return
     if wishes.quiet:
         return
-    out = screen.stdout()
+    out = consoles.stdout()
     out.print(Text(f"Cluster {plan.name} is ready.", style="bold") + f" Controller at {plan.controller}.")
     out.print(GpuPicture(nodes))
     out.print(f"Logs: {plan.directory / 'logs'}")

@@ -8,7 +8,7 @@ from typing import Self
 from rich.status import Status
 
 from callboard.cli.options import wishes
-from callboard.cli.show import screen, words
+from callboard.cli.show import consoles, words
 from callboard.v1.node_pb2 import Node
 
 
@@ -17,7 +17,7 @@ class StartProgress:
 
     def __init__(self, agents: int) -> None:
         self._agents = agents
-        self._console = screen.stderr()
+        self._console = consoles.stderr()
         self._status: Status | None = None
         self._shown = ""
 

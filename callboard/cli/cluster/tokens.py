@@ -13,7 +13,7 @@ from typing import Any
 import typer
 
 from callboard.cli.options import reading, wishes
-from callboard.cli.show import printing, screen
+from callboard.cli.show import consoles, printing, tables
 from callboard.cli.show.exits import BAD_INPUT, CommandFailed
 from callboard.cli.show.session import unless_wrong
 from callboard.client.clusters import running_clusters
@@ -41,7 +41,7 @@ def create(name: str, *, role: Role, file: Path | None, lasts: str, replace: boo
     if file is None:
         typer.echo(token)
     else:
-        screen.stdout().print(f"Client {name}, role {role}. Its token is in {file}; name it in CALLBOARD_TOKEN_FILE.")
+        consoles.stdout().print(f"Client {name}, role {role}. Its token is in {file}; name it in CALLBOARD_TOKEN_FILE.")
 
 
 def create_join(*, lasts: str, node: str, file: Path, state_dir: Path | None) -> None:
@@ -58,7 +58,7 @@ def create_join(*, lasts: str, node: str, file: Path, state_dir: Path | None) ->
         )
         write_private(file, made.text() + "\n")
     if not printed({"name": name, "node": node, "file": str(file)}):
-        screen.stdout().print(
+        consoles.stdout().print(
             f"Join token {name} is in {file}; it can be used once, within {lasts}. Take it to the node by a way "
             "that nobody "
             "reads, and start the agent there with --join-token-file."
@@ -80,14 +80,14 @@ def show_list(*, state_dir: Path | None) -> None:
     plain = [asdict(each) | {"role": str(each.role)} for each in found]
     if not printed([{key: value for key, value in each.items() if key != "sha256"} for each in plain]):
         rows = [[each.name, str(each.role), day(each.made_ms), day(each.expires_ms)] for each in found]
-        screen.stdout().print(screen.table(["NAME", "ROLE", "MADE", "EXPIRES"], rows))
+        consoles.stdout().print(tables.table(["NAME", "ROLE", "MADE", "EXPIRES"], rows))
 
 
 def revoke(name: str, *, state_dir: Path | None) -> None:
     with _of_controller(state_dir) as directory:
         grants.revoke(directory, name)
     if not printed({"name": name, "revoked": True}):
-        screen.stdout().print(f"The token of {name} is no longer valid.")
+        consoles.stdout().print(f"The token of {name} is no longer valid.")
 
 
 def printed(value: Any) -> bool:

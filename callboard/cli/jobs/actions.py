@@ -17,7 +17,7 @@ from callboard.cli.jobs.pending import with_reasons
 from callboard.cli.layouts.config_source import read_text, rl_config
 from callboard.cli.layouts.placement import refuse_placement, show_warnings
 from callboard.cli.options import wishes
-from callboard.cli.show import screen, words
+from callboard.cli.show import consoles, tables, words
 from callboard.cli.show.exits import BAD_INPUT, NO_PLAN, CommandFailed
 from callboard.cli.show.plain import plain, unprinted_job
 from callboard.cli.show.printing import done, show_result
@@ -98,7 +98,7 @@ async def submit(
         if job.state != "SUCCEEDED":
             raise job.ended()
     if not (wishes.quiet or wishes.for_program):
-        screen.stderr().print(f"Job {job.name} is {job.state}.")
+        consoles.stderr().print(f"Job {job.name} is {job.state}.")
     if wishes.for_program or not wishes.quiet:
         show_result(plain(job.job), lambda wide: job_views.job_table([job.job], wide=wide))
 
@@ -208,7 +208,7 @@ async def result(client: Client, name: str, *, timeout_s: float) -> None:
         for component, values in found.items()
         for rank, value in enumerate(values)
     ]
-    show_result(found, lambda _: screen.table(["COMPONENT", "RANK", "RESULT"], rows, right=("RANK",)))
+    show_result(found, lambda _: tables.table(["COMPONENT", "RANK", "RESULT"], rows, right=("RANK",)))
 
 
 @connected

@@ -15,7 +15,7 @@ from functools import partial
 
 import typer
 
-from callboard.cli.show import screen
+from callboard.cli.show import consoles
 from callboard.cli.show.exits import FAILED, INTERRUPTED
 from callboard.cli.show.session import with_client
 from callboard.client.calls.execs import PIECE_BYTES, ExecDone, ExecSession
@@ -240,4 +240,4 @@ def _size() -> tuple[int, int]:
 
 def tell(text: str) -> None:
     """Says something beside what the program prints."""
-    screen.stderr().print(f"callboard: {text}", markup=False, soft_wrap=True, highlight=False)
+    consoles.stderr().print(f"callboard: {text}", markup=False, soft_wrap=True, highlight=False)

@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from callboard.cli.show import screen, words
+from callboard.cli.show import tables, words
 from callboard.model.quantities import format_milli
 from callboard.v1.job_pb2 import Explanation, Job, JobState, Worker, WorkerFailure
 
@@ -33,7 +33,7 @@ def job_table(jobs: Sequence[Job], *, wide: bool) -> Table:
             job.spec.name,
             job.spec.pool,
             format_milli(job.spec.priority_milli),
-            screen.state_text(words.job_state(job)),
+            tables.state_text(words.job_state(job)),
             words.ready_of_all(job),
             words.places_of(job),
             words.age(job.submit_time),
@@ -49,11 +49,11 @@ def job_table(jobs: Sequence[Job], *, wide: bool) -> Table:
                 str(job.revision),
             ]
         rows.append([*row, words.trouble(job)])
-    return screen.table(columns, rows, right=("PRIORITY", "ATTEMPT", "PREEMPTED", "REVISION"))
+    return tables.table(columns, rows, right=("PRIORITY", "ATTEMPT", "PREEMPTED", "REVISION"))
 
 
 def job_view(job: Job, *, wide: bool) -> Group:
-    parts: list[RenderableType] = [screen.facts(_facts(job, wide=wide))]
+    parts: list[RenderableType] = [tables.facts(_facts(job, wide=wide))]
     if job.workers:
         parts += ["", _worker_table(job, wide=wide)]
     if job.waiting_for:
@@ -96,7 +96,7 @@ def explanation_view(name: str, state: str, explanation: Explanation) -> Group:
             [worker.component, str(worker.rank), worker.node_id, words.devices(worker.devices)]
             for worker in explanation.workers
         ]
-        parts += ["", screen.table(["COMPONENT", "RANK", "NODE", "GPUS"], rows, right=("RANK",))]
+        parts += ["", tables.table(["COMPONENT", "RANK", "NODE", "GPUS"], rows, right=("RANK",))]
     return Group(*parts)
 
 
@@ -111,7 +111,7 @@ def _verdict(explanation: Explanation) -> Text:
 def _facts(job: Job, *, wide: bool) -> list[tuple[str, RenderableType]]:
     found: list[tuple[str, RenderableType]] = [
         ("Job", job.spec.name),
-        ("State", screen.state_text(words.job_state(job))),
+        ("State", tables.state_text(words.job_state(job))),
         ("Why", words.why(job)),
         ("Checkpoint lost", job.checkpoint_lost),
         ("Pool", job.spec.pool),
@@ -156,11 +156,11 @@ def _worker_table(job: Job, *, wide: bool) -> Table:
             group = worker.allocation.placement_group_id
             row += [str(worker.generation), group, worker.actor_name, worker.cold_reason or worker.preload_missed]
         rows.append(row)
-    return screen.table(columns, rows, right=("RANK", "PID", "GENERATION"))
+    return tables.table(columns, rows, right=("RANK", "PID", "GENERATION"))
 
 
 def _worker_state(worker: Worker) -> Text:
-    state = screen.state_text(words.worker_state(worker))
+    state = tables.state_text(words.worker_state(worker))
     parts = [words.kill_in(worker), f"checkpoint lost: {worker.checkpoint_lost}" if worker.checkpoint_lost else ""]
     return state.append("".join(f"; {part}" for part in parts if part), style="not bold")
 
@@ -169,6 +169,6 @@ def _history(job: Job, *, wide: bool) -> Table:
     columns = ["  TIME", "STATE", "WHY"] + (["REVISION", "CAUSE"] if wide else [])
     rows: list[list[RenderableType]] = []
     for change in job.history:
-        row: list[RenderableType] = [f"  {words.clock(change.time)}", screen.state_text(change.state), change.reason]
+        row: list[RenderableType] = [f"  {words.clock(change.time)}", tables.state_text(change.state), change.reason]
         rows.append([*row, str(change.revision), change.cause] if wide else row)
-    return screen.table(columns, rows, right=("REVISION",))
+    return tables.table(columns, rows, right=("REVISION",))

@@ -11,7 +11,7 @@ from callboard.cli.layouts import placement_svg, placement_views
 from callboard.cli.layouts.config_source import rl_config
 from callboard.cli.layouts.placed_plan import describes_nodes
 from callboard.cli.options import wishes
-from callboard.cli.show import printing, screen
+from callboard.cli.show import consoles, printing
 from callboard.cli.show.exits import BAD_INPUT, UNREACHABLE, CommandFailed
 from callboard.cli.show.file_faults import refuse, warn
 from callboard.cli.show.session import failing_in_words, with_client
@@ -52,7 +52,7 @@ def show(
             cluster = with_client(live_cluster)
         except typer.Exit as ended:
             if ended.exit_code == UNREACHABLE:
-                screen.stderr().print("   or: Describe the nodes, as in --nodes 8+8.", markup=False)
+                consoles.stderr().print("   or: Describe the nodes, as in --nodes 8+8.", markup=False)
             raise
     try:
         plan = plan_placement(text, cluster)
@@ -137,7 +137,7 @@ def _print(plan: PlacementPlan) -> None:
     if wishes.for_program:
         printing.print_data(placement_views.plain(plan))
         return
-    console = screen.stdout(wide=wishes.wide)
+    console = consoles.stdout(wide=wishes.wide)
     for part in placement_views.plan_view(plan, width=console.width, wide=wishes.wide):
         console.print(part)
 

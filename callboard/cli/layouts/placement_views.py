@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from callboard.cli.show import screen
+from callboard.cli.show import tables
 from callboard.model.names import is_secret
 from callboard.placement import (
     DevicePicture,
@@ -60,7 +60,7 @@ def _head(plan: PlacementPlan) -> Table:
         ("Nodes", f"{len(plan.demand)} of {plan.cluster.num_nodes} used"),
         ("GPUs", f"{plan.gpus} of {total} used" if total else "none here: resource = node"),
     ]
-    return screen.facts(rows)
+    return tables.facts(rows)
 
 
 def _components(plan: PlacementPlan, colours: dict[str, str]) -> Table:
@@ -72,7 +72,7 @@ def _components(plan: PlacementPlan, colours: dict[str, str]) -> Table:
         ]
         for component in plan.components
     ]
-    return screen.table(["COMPONENT", "WORKERS", "PLACED"], rows, right=("WORKERS",))
+    return tables.table(["COMPONENT", "WORKERS", "PLACED"], rows, right=("WORKERS",))
 
 
 def strategy_text(strategy: PlacementStrategy) -> str:
@@ -177,7 +177,7 @@ def _ranks(plan: PlacementPlan, colours: dict[str, str], *, wide: bool) -> Table
         if left:
             more = Text(f"… {left} more ranks; -o wide shows all of them", style="dim")
             rows.append([Text(component.name, style=colours[component.name]), "", more, *[""] * 6])
-    return screen.table(columns, rows, right=("RANK",))
+    return tables.table(columns, rows, right=("RANK",))
 
 
 def _rank_row(worker: PlannedWorker, colour: str) -> list[RenderableType]:

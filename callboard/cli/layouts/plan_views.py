@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from callboard.cli.show import screen
+from callboard.cli.show import tables
 from callboard.model.quantities import format_memory
 
 _UNITS = {"cpu": "CPU", "gpu": "GPU"}
@@ -56,7 +56,7 @@ def _components(value: Mapping[str, Any]) -> Table:
         ]
         for each in value["components"]
     ]
-    return screen.table(["COMPONENT", "WORKERS", "EACH", "TOGETHER", "POOL"], rows, right=("WORKERS",))
+    return tables.table(["COMPONENT", "WORKERS", "EACH", "TOGETHER", "POOL"], rows, right=("WORKERS",))
 
 
 def _named(component: Mapping[str, Any]) -> str:
@@ -77,4 +77,4 @@ def _nodes(value: Mapping[str, Any]) -> Table:
         name = first["node"] if first is last else f"{first['node']} … {last['node']}"
         held = ", ".join(f"{count} × {component}" for component, count in first["workers"].items()) or "nothing"
         rows.append([name, first["node_group"], held, amounts(first["used"]), amounts(first["left"])])
-    return screen.table(["NODE", "GROUP", "HOLDS", "USED", "LEFT"], rows)
+    return tables.table(["NODE", "GROUP", "HOLDS", "USED", "LEFT"], rows)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from callboard.cli.nodes import views as node_views
 from callboard.cli.options import wishes
-from callboard.cli.show import screen, words
+from callboard.cli.show import consoles, words
 from callboard.cli.show.exits import CommandFailed
 from callboard.cli.show.plain import plain
 from callboard.cli.show.printing import done, show_result
@@ -88,7 +88,7 @@ async def emptied(client: Client, node: Node, revision: int) -> None:
         now = f"{left} in use{' by ' + ', '.join(jobs) if jobs else ''}"
         if now != told and not wishes.quiet:
             kill = words.kill_in(node)
-            screen.stderr().print(f"{node_id}: {now}{f', {kill}' if kill else ''} …")
+            consoles.stderr().print(f"{node_id}: {now}{f', {kill}' if kill else ''} …")
             told = now
         await anext(events)
         node = await client.get_node(node_id)

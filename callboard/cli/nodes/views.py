@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from callboard.cli.show import screen, words
+from callboard.cli.show import tables, words
 from callboard.model.quantities import format_memory, format_milli
 from callboard.v1.common_pb2 import PreloadState
 from callboard.v1.node_pb2 import DeviceUse, Node
@@ -23,7 +23,7 @@ def node_table(nodes: Sequence[Node], *, wide: bool) -> Table:
         row: list[RenderableType] = [
             str(node.rank),
             words.node_id(node),
-            screen.state_text(words.node_state(node)),
+            tables.state_text(words.node_state(node)),
             words.share(node.used, node.capacity, "cpu"),
             words.share(node.used, node.capacity, "gpu") + (" simulated" if node.simulated else ""),
             words.share(node.used, node.capacity, "memory"),
@@ -34,13 +34,13 @@ def node_table(nodes: Sequence[Node], *, wide: bool) -> Table:
             head = " (head)" if node.ray_head else ""
             row += [node.hostname, node.address + head, node.runtime, str(node.epoch), node.version, node.ray_node_id]
         rows.append([*row, words.kill_in(node) if words.node_state(node) == "READY" else words.node_why(node)])
-    return screen.table(columns, rows, right=("RANK", "EPOCH"))
+    return tables.table(columns, rows, right=("RANK", "EPOCH"))
 
 
 def node_view(node: Node, *, wide: bool) -> Group:
     found: list[tuple[str, RenderableType]] = [
         ("Node", words.node_id(node)),
-        ("State", screen.state_text(words.node_state(node))),
+        ("State", tables.state_text(words.node_state(node))),
         ("Why", words.node_why(node)),
         ("Rank", str(node.rank)),
         ("Has", words.amounts(node.capacity) + (" (simulated GPUs)" if node.simulated else "")),
@@ -61,11 +61,11 @@ def node_view(node: Node, *, wide: bool) -> Group:
             ("Python", node.python_version),
             ("Revision", str(node.revision)),
         ]
-    parts: list[RenderableType] = [screen.facts((name, value) for name, value in found if value not in ("", "nothing"))]
+    parts: list[RenderableType] = [tables.facts((name, value) for name, value in found if value not in ("", "nothing"))]
     if node.devices:
         columns = ["GPU", *(_HARDWARE if wide else ()), *_USE]
         rows = [_device_row(use, wide=wide) for use in node.devices]
-        parts += ["", screen.table(columns, rows, right=("INDEX", "NUMA"))]
+        parts += ["", tables.table(columns, rows, right=("INDEX", "NUMA"))]
         parts += _connections(node.devices)
         parts += [Text(f"GPU {use.device.id}: {_seen(use)}", style="yellow") for use in node.devices if _seen(use)]
     return Group(*parts)
@@ -84,7 +84,7 @@ def _connections(devices: Sequence[DeviceUse]) -> list[RenderableType]:
     if len(between) == 1:
         return ["", Text(f"Between each two GPUs: {_DISTANCES[between.pop()]}")]
     rows: list[list[RenderableType]] = [[each.id, *(_DISTANCES[far] for far in each.distances)] for each in known]
-    return ["", screen.table(["BETWEEN", *(use.device.id for use in devices)], rows)]
+    return ["", tables.table(["BETWEEN", *(use.device.id for use in devices)], rows)]
 
 
 def _seen(use: DeviceUse) -> str:
@@ -105,7 +105,7 @@ def device_table(nodes: Sequence[Node]) -> Table:
     """A row per GPU of every node: where a placement's position leads, and which hardware that is."""
     rows = [[words.node_id(node), *_device_row(use, wide=True)] for node in nodes for use in node.devices]
     columns = ["NODE", "GPU", *_HARDWARE, *_USE]
-    return screen.table(columns, rows, right=("INDEX", "NUMA"))
+    return tables.table(columns, rows, right=("INDEX", "NUMA"))
 
 
 _USE = ("USED", "KEPT", "QUARANTINED", "MEMORY ASKED", "WORKERS")

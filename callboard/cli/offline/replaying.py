@@ -13,7 +13,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from callboard.cli.options import wishes
-from callboard.cli.show import printing, screen
+from callboard.cli.show import consoles, printing
 from callboard.cli.show.exits import BAD_INPUT, FAILED, CommandFailed
 from callboard.cli.show.session import failing_in_words
 from callboard.controller.journal.rerun import Step, rerun
@@ -27,7 +27,7 @@ def run(state_dir: Path, *, until: int | None, explain: int | None) -> None:
     last = explain if explain is not None else until
     decisions = differences = 0
     shown: list[dict[str, Any]] = []
-    console = screen.stdout()
+    console = consoles.stdout()
     with failing_in_words():
         try:
             for step in rerun(state_dir / JOURNAL_NAME, until=last, explain=explain):

@@ -11,7 +11,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from callboard.cli.options import wishes
-from callboard.cli.show import printing, screen
+from callboard.cli.show import consoles, printing, tables
 from callboard.cli.show.exits import BAD_INPUT, FAILED, INTERRUPTED, CommandFailed
 from callboard.cli.show.session import failing_in_words
 from callboard.simulation import (
@@ -68,7 +68,7 @@ def run(
                 break
         if report.failure is not None and shrink_s:
             if not wishes.quiet:
-                screen.stderr().print(f"a rule was broken; looks for the least that breaks it ({shrink_s:g} s)")
+                consoles.stderr().print(f"a rule was broken; looks for the least that breaks it ({shrink_s:g} s)")
             shrunk = shrink(options, within_s=shrink_s)
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
@@ -88,7 +88,7 @@ def run(
 
 
 def _progress() -> Callable[[int, int], None]:
-    console = screen.stderr()
+    console = consoles.stderr()
     begun_s = time.monotonic()
     said_s = begun_s
 
@@ -122,11 +122,11 @@ def _show(report: SimulationReport, schedules: int, choices: int) -> None:
         ("journal", f"{report.journal_changes} changes, sha256 {report.journal_digest}"),
         ("faults", ", ".join(f"{what} {count}" for what, count in report.faults) or "none"),
     ]
-    screen.stdout().print(screen.facts(rows))
+    consoles.stdout().print(tables.facts(rows))
 
 
 def _show_failure(failure: SimulationFailure, shrunk: Shrunk | None) -> None:
-    console = screen.stderr()
+    console = consoles.stderr()
     shown = [
         f"error: {failure.message}",
         f"  rule: {failure.rule}, at step {failure.step}, after {_span(failure.at_ms)} of virtual time",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from callboard.cli.cluster.tokens import printed
 from callboard.cli.options import wishes
-from callboard.cli.show import screen
+from callboard.cli.show import consoles
 from callboard.cli.show.exits import BAD_INPUT, CommandFailed
 from callboard.cli.show.session import failing_in_words
 from callboard.controller.journal.copying import Copied, Until, back_up_journal, copy_journal, restore_journal
@@ -31,7 +31,7 @@ def back_up(source: str, file: Path, *, key: Path | None) -> None:
         copied = back_up_journal(_where("FROM", source), file, key=key)
     _show(copied, source, str(file))
     if not wishes.for_program and not wishes.quiet:
-        screen.stdout().print(
+        consoles.stdout().print(
             f"{copied.key} opens the secret values in it. Keep it, and keep it apart.", soft_wrap=True
         )
 
@@ -83,13 +83,13 @@ def _show(copied: Copied, source: str, target: str) -> None:
     packages = copied.rows["package"]
     rows = sum(copied.rows.values()) - packages
     code = f" and {packages} packages of code" if packages else ""
-    screen.stdout().print(
+    consoles.stdout().print(
         f"{target} holds what {source} held at revision {copied.revision}: {rows} rows{code}, read back and compared.",
         markup=False,
         soft_wrap=True,
         highlight=False,
     )
     if "://" in target:
-        screen.stdout().print(
+        consoles.stdout().print(
             f"Each controller of it needs {copied.key} as {KEY_NAME} in its state directory.", soft_wrap=True
         )

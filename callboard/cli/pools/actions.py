@@ -11,7 +11,7 @@ import typer
 from callboard.cli.jobs.actions import read_file
 from callboard.cli.options import wishes
 from callboard.cli.pools import views as pool_views
-from callboard.cli.show import screen
+from callboard.cli.show import consoles
 from callboard.cli.show.changes import changed, is_file, read_changes
 from callboard.cli.show.plain import message_of, plain, spec_of_printed
 from callboard.cli.show.printing import done, show_result
@@ -46,7 +46,7 @@ def create(
             spec = {**read, "name": name} if name else read
         pool = await client.create_pool(spec, validate_only=validate)
         if validate:
-            screen.stderr().print("The pool could be made.")
+            consoles.stderr().print("The pool could be made.")
         else:
             print_pool(pool)
 
@@ -107,7 +107,7 @@ async def change(client: Client, name: str, changes: Sequence[str], *, etag: str
     else:
         pool = await _change_fields(client, name, read_changes(changes), etag=etag, validate=validate)
     if validate:
-        screen.stderr().print("The pool could be changed.")
+        consoles.stderr().print("The pool could be changed.")
     else:
         print_pool(pool)
 

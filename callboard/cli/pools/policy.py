@@ -8,7 +8,7 @@ from typing import Any
 
 from callboard.cli.jobs.actions import read_file
 from callboard.cli.options import wishes
-from callboard.cli.show import screen
+from callboard.cli.show import consoles, tables
 from callboard.cli.show.changes import changed, is_file, read_changes
 from callboard.cli.show.printing import show_result
 from callboard.cli.show.session import connected
@@ -32,14 +32,14 @@ async def change(client: Client, changes: Sequence[str], *, validate: bool) -> N
         wanted = changed(policy_mapping(await client.get_policy()), read_changes(changes))
     policy = await client.set_policy(wanted, validate_only=validate)
     if validate:
-        screen.stderr().print("The policy could be set.")
+        consoles.stderr().print("The policy could be set.")
     elif not wishes.quiet:
         _print(policy)
 
 
 def _print(policy: PreemptionPolicy) -> None:
     mapping = policy_mapping(policy)
-    show_result(mapping, lambda _: screen.facts((name, _words(value)) for name, value in mapping.items()))
+    show_result(mapping, lambda _: tables.facts((name, _words(value)) for name, value in mapping.items()))
 
 
 def _words(value: Any) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from callboard.cli.show import screen, words
+from callboard.cli.show import tables, words
 from callboard.cli.show.plain import short_enum
 from callboard.v1.placement_group_pb2 import PlacementGroup, PlacementGroupKind, PlacementGroupState
 from callboard.v1.pool_pb2 import PlacementGroupPoolStats, Pool, StopPolicy
@@ -31,7 +31,7 @@ def pool_table(pools: Sequence[Pool], *, wide: bool) -> Table:
             groups_in_short(pool.pg_stats),
         ]
         rows.append([*row, pool.etag, str(pool.revision)] if wide else row)
-    return screen.table(columns, rows, right=("RUNNING", "WAITING", "REVISION"))
+    return tables.table(columns, rows, right=("RUNNING", "WAITING", "REVISION"))
 
 
 def pool_view(pool: Pool, *, wide: bool) -> Group:
@@ -61,7 +61,7 @@ def pool_view(pool: Pool, *, wide: bool) -> Group:
     ]
     if wide:
         found += [("Etag", pool.etag), ("Revision", str(pool.revision))]
-    return Group(screen.facts([pair for pair in found if pair[1] not in ("", "nothing")]))
+    return Group(tables.facts([pair for pair in found if pair[1] not in ("", "nothing")]))
 
 
 def _stopped(pool: Pool) -> str:
@@ -81,7 +81,7 @@ def group_table(groups: Sequence[PlacementGroup], *, wide: bool) -> Table:
         row: list[RenderableType] = [
             group.pool,
             short_enum(PlacementGroupKind.DESCRIPTOR, group.kind).lower(),
-            screen.state_text(short_enum(PlacementGroupState.DESCRIPTOR, group.state)),
+            tables.state_text(short_enum(PlacementGroupState.DESCRIPTOR, group.state)),
             size(group),
             words.places(group.bundles),
             user(group),
@@ -91,14 +91,14 @@ def group_table(groups: Sequence[PlacementGroup], *, wide: bool) -> Table:
             row = [group.name.removeprefix("placementGroups/"), *row]
             row += [group.ray_placement_group_id, str(group.revision)]
         rows.append(row)
-    return screen.table(columns, rows, right=("USES", "REVISION"))
+    return tables.table(columns, rows, right=("USES", "REVISION"))
 
 
 def group_view(group: PlacementGroup, *, wide: bool) -> Group:
     found: list[tuple[str, RenderableType]] = [
         ("Pool", group.pool),
         ("Kind", short_enum(PlacementGroupKind.DESCRIPTOR, group.kind).lower()),
-        ("State", screen.state_text(short_enum(PlacementGroupState.DESCRIPTOR, group.state))),
+        ("State", tables.state_text(short_enum(PlacementGroupState.DESCRIPTOR, group.state))),
         ("Why", group.state_reason),
         ("Used by", user(group)),
         ("Idle for", words.age(group.idle_since) if group.HasField("idle_since") else ""),
@@ -113,9 +113,9 @@ def group_view(group: PlacementGroup, *, wide: bool) -> Group:
         for place, bundle in enumerate(group.bundles)
     ]
     return Group(
-        screen.facts(pair for pair in found if pair[1]),
+        tables.facts(pair for pair in found if pair[1]),
         "",
-        screen.table(["BUNDLE", "NODE", "BOOKS", "GPUS"], bundles, right=("BUNDLE",)),
+        tables.table(["BUNDLE", "NODE", "BOOKS", "GPUS"], bundles, right=("BUNDLE",)),
     )
 
 

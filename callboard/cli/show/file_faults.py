@@ -12,7 +12,7 @@ import yaml
 from rich.text import Text
 
 from callboard.cli.options import wishes
-from callboard.cli.show import screen
+from callboard.cli.show import consoles
 from callboard.cli.show.exits import BAD_INPUT, Failure, as_json
 from callboard.model.faults import Fault, InvalidInput
 from callboard.placement.source.yaml_tree import composed_text
@@ -25,7 +25,7 @@ _WITHOUT_SUBJECT = re.compile(r"(?:is|has|needs|must|can't)\b")
 
 def refuse(name: str, text: str, faults: Sequence[Fault]) -> NoReturn:
     """Shows every fault of a text and ends with 2."""
-    console = screen.stderr()
+    console = consoles.stderr()
     count = f"{len(faults)} faults" if len(faults) > 1 else "1 fault"
     if wishes.for_program:
         failure = Failure(
@@ -42,7 +42,7 @@ def refuse(name: str, text: str, faults: Sequence[Fault]) -> NoReturn:
 def warn(name: str, text: str, warnings: Iterable[Fault]) -> None:
     """Shows what is allowed and may not be meant."""
     for line in fault_lines(name, text, warnings, kind="warning"):
-        screen.stderr().print(line, soft_wrap=True)
+        consoles.stderr().print(line, soft_wrap=True)
 
 
 def name_of(file: Path) -> str:

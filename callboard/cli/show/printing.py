@@ -43,13 +43,13 @@ def done(value: Message | Mapping[str, Any], text: str) -> None:
         value: what programs get: the object as it is now.
         text: what people get, unless they want quiet.
     """
-    from callboard.cli.show import screen  # noqa: PLC0415 - not every result is shown by it
+    from callboard.cli.show import consoles  # noqa: PLC0415 - not every result is shown by it
     from callboard.cli.show.plain import plain  # noqa: PLC0415 - as above
 
     if wishes.for_program:
         print_data(value if isinstance(value, Mapping) else plain(value))
     elif not wishes.quiet:
-        screen.stderr().print(text, markup=False)
+        consoles.stderr().print(text, markup=False)
 
 
 def show_result(value: Any, picture: Callable[[bool], RenderableType], *, empty: str = "") -> None:
@@ -62,9 +62,9 @@ def show_result(value: Any, picture: Callable[[bool], RenderableType], *, empty:
     if wishes.for_program:
         print_data(value)
         return
-    from callboard.cli.show import screen  # noqa: PLC0415 - programs need none
+    from callboard.cli.show import consoles  # noqa: PLC0415 - programs need none
 
     if value or not empty:
-        screen.stdout(wide=wishes.wide).print(picture(wishes.wide))
+        consoles.stdout(wide=wishes.wide).print(picture(wishes.wide))
     else:
-        screen.stderr().print(empty)
+        consoles.stderr().print(empty)

@@ -11,7 +11,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import typer
 
 from callboard.cli.options import wishes
-from callboard.cli.show import screen, words
+from callboard.cli.show import consoles, words
 from callboard.cli.show.exits import BAD_INPUT, INTERRUPTED, CommandFailed, as_json, lines
 from callboard.cli.show.failures import EXPECTED, failure_of
 from callboard.client.client import Client
@@ -99,7 +99,7 @@ def unless_wrong(what: str, *kinds: type[Exception]) -> Iterator[None]:
 
 async def _again_and_again(client: Client, action: Callable[[Client], Awaitable[Result]]) -> Result:
     """Does ``action`` again whenever something has changed, and on a terminal also as time passes."""
-    console = screen.stdout()
+    console = consoles.stdout()
     on_screen = console.is_terminal and not wishes.for_program
     while True:
         revision = (await client.stats()).revision
@@ -120,7 +120,7 @@ def _exit(error: Exception, controller: str) -> typer.Exit:
         faults = getattr(error, "faults", ())
         typer.echo(as_json(failure, controller=controller, reason=reason, faults=faults), err=True)
         return typer.Exit(failure.exit_code)
-    console = screen.stderr()
+    console = consoles.stderr()
     for number, line in enumerate(lines(failure, controller)):
         console.print(line, style="bold red" if number == 0 else None, markup=False, soft_wrap=True)
     return typer.Exit(failure.exit_code)
@@ -143,7 +143,7 @@ async def waiting(what: str) -> AsyncIterator[None]:
     if wishes.quiet:
         yield
         return
-    console = screen.stderr()
+    console = consoles.stderr()
     if not console.is_terminal:
         console.print(f"{what} …")
         yield

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from callboard.cli.jobs import views as job_views
 from callboard.cli.options import Output, wishes
-from callboard.cli.show import printing, screen, words
+from callboard.cli.show import consoles, printing, tables, words
 from callboard.cli.show.exits import FAILED
 from callboard.cli.show.plain import plain
 from callboard.cli.show.session import connected, with_client
@@ -28,7 +28,7 @@ def show(*, follow: bool, last: int, types: Sequence[str], job: str) -> None:
     async def action(client: Client) -> None:
         events = await client.list_events(types=types, subject=subject, newest=last) if last else []
         if not events and not follow:
-            screen.stderr().print(f"No such events at {client.address}.")
+            consoles.stderr().print(f"No such events at {client.address}.")
         if wishes.output is Output.JSON and not follow:
             printing.print_json([plain(event) for event in events])
             return
@@ -61,7 +61,7 @@ async def show_audit(client: Client, *, last: int, who: str) -> None:
         ]
         for each in entries
     ]
-    screen.stdout().print(screen.table(columns, rows))
+    consoles.stdout().print(tables.table(columns, rows))
 
 
 def print_event(event: Event) -> None:
@@ -71,7 +71,7 @@ def print_event(event: Event) -> None:
     elif wishes.output is Output.YAML:
         printing.print_yaml([plain(event)])
     else:
-        screen.stdout().print(event_line(event, wide=wishes.wide), soft_wrap=True)
+        consoles.stdout().print(event_line(event, wide=wishes.wide), soft_wrap=True)
 
 
 def event_line(event: Event, *, wide: bool) -> Text:
@@ -82,7 +82,7 @@ def event_line(event: Event, *, wide: bool) -> Text:
     line.append(f"{event.type:<26} ")
     line.append(f"{_subject(event.subject)}", style="bold")
     if event.state:
-        line.append("  ").append_text(screen.state_text(event.state))
+        line.append("  ").append_text(tables.state_text(event.state))
     if event.reason:
         line.append(f"  {event.reason}")
     if wide:
@@ -101,7 +101,7 @@ def _subject(subject: str) -> str:
 async def watch(client: Client, name: str) -> None:
     """Follows a job until it ends; its outcome is the exit code."""
     job = await client.get_job(name)
-    if not wishes.for_program and screen.stdout().is_terminal:
+    if not wishes.for_program and consoles.stdout().is_terminal:
         await _draw(job, wide=wishes.wide)
     else:
         await _tell(job)
@@ -111,7 +111,7 @@ async def watch(client: Client, name: str) -> None:
 
 async def _draw(job: JobHandle, *, wide: bool) -> None:
     """One picture that changes."""
-    with Live(job_views.job_view(job.job, wide=wide), console=screen.stdout(), auto_refresh=False) as live:
+    with Live(job_views.job_view(job.job, wide=wide), console=consoles.stdout(), auto_refresh=False) as live:
         async for _ in job.events():
             live.update(job_views.job_view(await job.refresh(), wide=wide), refresh=True)
 
@@ -128,10 +128,10 @@ async def _tell(job: JobHandle) -> None:
     if people:
         _say(job)
         if job.job.traceback:
-            screen.stdout().print(job.job.traceback.rstrip(), markup=False, soft_wrap=True)
+            consoles.stdout().print(job.job.traceback.rstrip(), markup=False, soft_wrap=True)
 
 
 def _say(job: JobHandle) -> None:
     reason = words.why(job.job)
     text = f"Job {job.name} is {job.state}" + (f": {reason}" if reason else ".")
-    screen.stdout().print(text, markup=False, soft_wrap=True)
+    consoles.stdout().print(text, markup=False, soft_wrap=True)

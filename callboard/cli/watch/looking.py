@@ -17,7 +17,7 @@ from rich.text import Text
 from callboard._version import __version__
 from callboard.cli.jobs.pending import with_reasons
 from callboard.cli.options import wishes
-from callboard.cli.show import screen, words
+from callboard.cli.show import consoles, words
 from callboard.cli.show.exits import FAILED
 from callboard.cli.show.plain import plain
 from callboard.cli.show.printing import show_result
@@ -41,7 +41,7 @@ async def top(client: Client, *, job: str, once: bool, interval_s: float) -> Non
         jobs, seen, silent = await _loads(client, job)
         show_result(_plain_top(jobs, seen, silent), lambda _: "")
         return
-    console = screen.stdout(wide=wishes.wide)
+    console = consoles.stdout(wide=wishes.wide)
     if once or not console.is_terminal:
         console.print(top_view(*await _loads(client, job)))
         return
@@ -147,7 +147,7 @@ async def environment(client: Client, name: str, *, component: str, rank: int) -
     if wishes.for_program:
         untold += [f"{node_id} could not be asked: {why}" for node_id, why in silent.items()]
     for text in untold:
-        screen.stderr().print(text, markup=False, soft_wrap=True)
+        consoles.stderr().print(text, markup=False, soft_wrap=True)
     variables = {
         (look.worker.component, look.worker.rank, look.generation): dict(look.environment)
         for inspection in seen.values()

@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from callboard.cli.show import screen, words
+from callboard.cli.show import tables, words
 from callboard.client.diagnosis import Finding
 from callboard.model.quantities import format_memory, format_milli
 from callboard.v1.inspection_pb2 import CallLoad, DeviceLoad, NodeInspection
@@ -44,12 +44,12 @@ def top_view(jobs: Sequence[Job], seen: Mapping[str, NodeInspection], silent: Ma
             rows.append([*row, calls[0]])
             rows += [[*[""] * len(row), each] for each in calls[1:]]
     columns = ["JOB", "COMPONENT", "RANK", "NODE", "CPU", "MEMORY", "PEAK", "GPU", "GPU MEMORY", "CALLS"]
-    parts: list[RenderableType] = [screen.table(columns, rows, right=("RANK", "CPU", "MEMORY", "PEAK"))]
+    parts: list[RenderableType] = [tables.table(columns, rows, right=("RANK", "CPU", "MEMORY", "PEAK"))]
     if not rows:
         parts = [Text("No workers run.", style="dim")]
     gauges = [(job.spec.name, name, job.gauges[name]) for job in jobs for name in sorted(job.gauges)]
     if gauges:
-        table = screen.table(["JOB", "GAUGE", "VALUE"], [[job, name, f"{value:g}"] for job, name, value in gauges])
+        table = tables.table(["JOB", "GAUGE", "VALUE"], [[job, name, f"{value:g}"] for job, name, value in gauges])
         parts += ["", table]
     parts += [Text(f"{node_id} could not be asked: {why}", style="yellow") for node_id, why in silent.items()]
     return Group(*parts)
@@ -71,7 +71,7 @@ def versions_view(programs: Sequence[Mapping[str, str]], differ: Sequence[str]) 
     """A row per program, then what doesn't fit together."""
     rows = [[row["program"], row["callboard"] or "-", row["python"] or "-", row["ray"] or "-"] for row in programs]
     told = [Text(f"{text}; install the same everywhere", style="red") for text in differ]
-    table = screen.table(("PROGRAM", "CALLBOARD", "PYTHON", "RAY"), rows)
+    table = tables.table(("PROGRAM", "CALLBOARD", "PYTHON", "RAY"), rows)
     return Group(table, *(told or [Text("All fit together.", style="green")]))
 
 
@@ -141,7 +141,7 @@ def worker_list(workers: Sequence[tuple[Job, Worker]], *, wide: bool) -> Table:
             job.spec.name,
             words.component_of(worker),
             str(worker.key.rank),
-            screen.state_text(words.worker_state(worker)),
+            tables.state_text(words.worker_state(worker)),
             worker.allocation.node_id,
             words.devices(worker.allocation.devices) or "none",
             words.amounts(worker.allocation.resources),
@@ -153,7 +153,7 @@ def worker_list(workers: Sequence[tuple[Job, Worker]], *, wide: bool) -> Table:
             row += [str(worker.generation), str(worker.attempt), worker.allocation.placement_group_id]
             row += [worker.actor_name, job.uid, worker.cold_reason or worker.preload_missed]
         rows.append(row)
-    return screen.table(columns, rows, right=("RANK", "PID", "GENERATION", "ATTEMPT"))
+    return tables.table(columns, rows, right=("RANK", "PID", "GENERATION", "ATTEMPT"))
 
 
 def started(worker: Worker) -> str:

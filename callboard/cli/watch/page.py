@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from callboard.cli.options import wishes
-from callboard.cli.show import screen
+from callboard.cli.show import consoles
 from callboard.cli.show.exits import FAILED, CommandFailed
 from callboard.cli.show.printing import show_result
 from callboard.cli.show.session import connected
@@ -38,11 +38,11 @@ async def show(client: Client, *, opens: bool) -> None:
     code = await asyncio.to_thread(_code, address, client.address, token) if token else ""
     link = f"{address}/#login={code}" if code else address
     if opens and not wishes.for_program and await asyncio.to_thread(webbrowser.open, link):
-        screen.stdout().print(f"Opened {address} in the browser.", markup=False, soft_wrap=True)
+        consoles.stdout().print(f"Opened {address} in the browser.", markup=False, soft_wrap=True)
         return
     show_result({"address": address, "link": link}, lambda _: link)
     if code and not wishes.for_program and not wishes.quiet:
-        screen.stderr().print("The link logs in once, within two minutes.")
+        consoles.stderr().print("The link logs in once, within two minutes.")
 
 
 def _reachable(page: str, controller: str) -> str:

@@ -13,7 +13,7 @@ from callboard.cli.jobs.pending import MOST, with_reasons
 from callboard.cli.nodes import views as node_views
 from callboard.cli.options import wishes
 from callboard.cli.pools import views as pool_views
-from callboard.cli.show import printing, screen, words
+from callboard.cli.show import consoles, printing, words
 from callboard.cli.show.gpu_picture import GpuPicture
 from callboard.cli.show.plain import plain
 from callboard.cli.show.session import connected
@@ -68,7 +68,7 @@ async def show(client: Client) -> None:
         most = _EXPLAINED if seen.more_jobs else MOST
         # Beside everything else: what Ray says of itself is the slowest to come.
         stores, jobs = await asyncio.gather(_stores(client, seen), with_reasons(client, seen.jobs, most=most))
-        screen.stdout(wide=wishes.wide).print(_view(client.address, seen, jobs, stores, wide=wishes.wide))
+        consoles.stdout(wide=wishes.wide).print(_view(client.address, seen, jobs, stores, wide=wishes.wide))
 
 
 async def _stores(client: Client, seen: GetOverviewResponse) -> list[ObjectStore] | str:

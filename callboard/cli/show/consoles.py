@@ -1,4 +1,4 @@
-"""The terminal: results on stdout, everything else on stderr.
+"""The two consoles: results on stdout, everything else on stderr, and how wide each is.
 
 NO_COLOR and a missing terminal are honoured by rich itself. Without a terminal nothing is cut to 80
 columns: whoever reads a pipe wants whole lines.
@@ -9,44 +9,16 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
-from rich.table import Table
-from rich.text import Text
 
 _WIDTH_OF_PIPES = 200
 _WIDTH_OF_WIDE = 400
 
 _STEERING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 """Control characters but tab and line feed, and those that turn the direction of writing."""
-
-STATE_STYLES: Mapping[str, str] = {
-    "RUNNING": "green",
-    "READY": "green",
-    "SUCCEEDED": "green",
-    "PENDING": "yellow",
-    "STARTING": "cyan",
-    "ASSIGNED": "cyan",
-    "CREATING": "cyan",
-    "NOMINATED": "cyan",
-    "JOINING": "cyan",
-    "PREEMPTING": "magenta",
-    "STOPPING": "magenta",
-    "RECOVERING": "magenta",
-    "CORDONED": "yellow",
-    "DRAINING": "yellow",
-    "SUSPECT": "yellow",
-    "BACKOFF": "yellow",
-    "FAILED": "red",
-    "LOST": "red",
-    "QUARANTINED": "red",
-    "CANCELLED": "dim",
-    "STOPPED": "dim",
-    "LEFT": "dim",
-    "REMOVING": "dim",
-}
 
 
 def stdout(*, wide: bool = False) -> Console:
@@ -77,32 +49,3 @@ class _Console(Console):
                 yield segment
             else:
                 yield Segment(_STEERING.sub("\N{REPLACEMENT CHARACTER}", segment.text), segment.style)
-
-
-def state_text(state: str) -> Text:
-    return Text(state, style=STATE_STYLES.get(state, ""))
-
-
-def table(columns: Sequence[str], rows: Iterable[Sequence[RenderableType]], *, right: Sequence[str] = ()) -> Table:
-    """A table without lines: easy to read, easy to cut.
-
-    Args:
-        rows: a cell per heading.
-        right: headings of columns that are aligned to the right.
-    """
-    built = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", show_edge=False)
-    for column in columns:
-        built.add_column(column, justify="right" if column in right else "left", overflow="fold")
-    for row in rows:
-        built.add_row(*row)
-    return built
-
-
-def facts(pairs: Iterable[tuple[str, RenderableType]]) -> Table:
-    """Names and values below each other."""
-    built = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False, show_edge=False)
-    built.add_column(style="bold")
-    built.add_column(overflow="fold")
-    for name, value in pairs:
-        built.add_row(name, value)
-    return built
