@@ -210,7 +210,7 @@ def worker_meant(driver: Driver, job: JobRecord, component: str, rank: int) -> W
         if (worker.component, worker.rank, worker.state) == (meant[0].name, rank, WorkerState.READY):
             return worker
     what = f"{meant[0].name}/{rank} of job {job.name} is not ready; the job is {job.state.value}"
-    raise WrongState(f"{what}. `callboard explain {job.name}` says why", metadata=subject)
+    raise WrongState(f"{what}. `callboard job explain {job.name}` says why", metadata=subject)
 
 
 def checked_command(command: common_pb2.ExecCommand) -> common_pb2.ExecCommand:
