@@ -26,7 +26,7 @@ from callboard.controller.loop.questions import SWITCH_S
 from callboard.controller.metrics.metrics import Metrics, MetricsPortTaken
 from callboard.controller.metrics.traces import Traces, provider_for
 from callboard.controller.options import ControllerOptions, split_address
-from callboard.controller.packages import Packages, SharedPackages
+from callboard.controller.package_store import Packages, SharedPackages
 from callboard.controller.page.address import PageAddress, PageUnavailable, listen, missing_package
 from callboard.controller.page.calls import Calls
 from callboard.controller.record import remove_record, write_record
@@ -42,7 +42,7 @@ from callboard.controller.views.demand import demand_page
 from callboard.model.inputs.reading import build_inputs
 from callboard.scheduler.records.states import ENDED
 from callboard.security.access import LOOK_EVERY_S, Access
-from callboard.security.audit import AUDIT_NAME, AuditLog
+from callboard.security.audit_log import AUDIT_NAME, AuditLog
 from callboard.security.gate import ClientLimits, Gate
 from callboard.security.joining import Joining
 from callboard.security.places import UnsafeFile

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from callboard.security.audit import AuditLog
+from callboard.security.audit_log import AuditLog
 from callboard.security.roles import OPEN, Identity, Role, check_role, handle_for
 from callboard.wire.refusals import LimitReached, NotAuthenticated
 

@@ -14,9 +14,9 @@ import pytest
 from callboard.agents.files.run_dir import Started
 from callboard.agents.runtime import Launch
 from callboard.agents.system.process_tree import TreeEnd
-from callboard.agents.worker.ladder import unasked_stop
 from callboard.agents.worker.life import MOVES, Effect, Event, Life, Move, NotListed, State
 from callboard.agents.worker.order import Stage, WorkerOrder, WorkerRecord
+from callboard.agents.worker.stop_ladder import unasked_stop
 from callboard.agents.worker.worker import Worker
 from callboard.security.processes import ProcessId
 from callboard.v1 import agent_pb2

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from callboard.agents.host.framing import Json
-from callboard.agents.worker.ladder import StopOrder, ask_to_yield, unasked_stop
+from callboard.agents.worker.stop_ladder import StopOrder, ask_to_yield, unasked_stop
 from callboard.security.processes import ProcessId
 
 HOOKS = frozenset({"cancel", "checkpoint"})

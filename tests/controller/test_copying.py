@@ -20,10 +20,10 @@ from callboard.controller.journal.rerun import rerun
 from callboard.controller.journal.secret_store import SecretStore
 from callboard.controller.journal.state_dir import JOURNAL_NAME, KEY_NAME, PACKAGES_NAME, StateDir, StoreFailed
 from callboard.controller.journal.store import Store
-from callboard.controller.packages import PIECE_BYTES, Packages, SharedPackages
+from callboard.controller.package_store import PIECE_BYTES, Packages, SharedPackages
 from callboard.scheduler import State
 from callboard.scheduler.records.job_records import Change, MetaRecord, Put, Record
-from tests.controller.test_packages import named
+from tests.controller.test_package_store import named
 from tests.controller.test_replaying import Recorded
 from tests.controller.test_store import SECRET, Opened, event, submission
 from tests.scheduler.world import World

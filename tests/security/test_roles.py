@@ -29,7 +29,7 @@ from callboard.controller.options import Limits
 from callboard.controller.server import SERVICES, Controller
 from callboard.security import access as access_module
 from callboard.security.access import Access
-from callboard.security.audit import AUDIT_NAME, AuditLog
+from callboard.security.audit_log import AUDIT_NAME, AuditLog
 from callboard.security.gate import ClientLimits, Gate, changes
 from callboard.security.grants import GRANTS_NAME, BadGrant, grant, read_grants, revoke
 from callboard.security.places import UnsafeFile, write_private

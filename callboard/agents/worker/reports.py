@@ -9,8 +9,8 @@ import structlog
 
 from callboard.agents.files.checkpoints import NOTHING_LEFT, Yielded
 from callboard.agents.link.outbox import Outbox
-from callboard.agents.worker.ladder import StopOrder
 from callboard.agents.worker.order import WorkerOrder
+from callboard.agents.worker.stop_ladder import StopOrder
 from callboard.agents.worker.verdict import ExitVerdict
 from callboard.v1 import agent_pb2
 

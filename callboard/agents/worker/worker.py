@@ -20,7 +20,12 @@ from callboard.agents.files.checkpoints import NOTHING_LEFT, Yielded
 from callboard.agents.host.framing import Json
 from callboard.agents.host.worker_secrets import hiding
 from callboard.agents.runtime import Hosted, HostError
-from callboard.agents.worker.ladder import (
+from callboard.agents.worker.life import Effect, Event, Life, State
+from callboard.agents.worker.order import Site, Stage, WorkerOrder, WorkerRecord, prepare, tidy, write_record
+from callboard.agents.worker.progress import answer_within, being_built, until_stalled
+from callboard.agents.worker.reports import NotStarted, Reports, outcome_of
+from callboard.agents.worker.spares import Bringing
+from callboard.agents.worker.stop_ladder import (
     ENDED_FIRST,
     EXIT_SETTLE_S,
     UNASKED_KILL_S,
@@ -30,11 +35,6 @@ from callboard.agents.worker.ladder import (
     unasked_stop,
     wake,
 )
-from callboard.agents.worker.life import Effect, Event, Life, State
-from callboard.agents.worker.order import Site, Stage, WorkerOrder, WorkerRecord, prepare, tidy, write_record
-from callboard.agents.worker.progress import answer_within, being_built, until_stalled
-from callboard.agents.worker.reports import NotStarted, Reports, outcome_of
-from callboard.agents.worker.spares import Bringing
 from callboard.agents.worker.verdict import Footprint, how_it_ended, usual_causes
 from callboard.model.specs import ENVIRONMENT_MS
 from callboard.security.processes import ProcessId

@@ -13,8 +13,8 @@ from functools import partial
 from types import MappingProxyType
 from typing import Annotated, Any, TypeVar
 
-from callboard.autoplace.problem.candidates import Asked, Rules, component_of, placeable
 from callboard.autoplace.problem.graphs import GRAPHS, cycle_faults, edges_of
+from callboard.autoplace.problem.modes import Asked, Rules, component_of, placeable
 from callboard.autoplace.problem.problem import (
     MAX_CHUNKS,
     Edge,

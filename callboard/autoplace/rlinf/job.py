@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from callboard.autoplace.problem.candidates import Asked, Rules, component_of, placeable
 from callboard.autoplace.problem.costs import Scaling, envs_per_instance, interpolated
+from callboard.autoplace.problem.modes import Asked, Rules, component_of, placeable
 from callboard.autoplace.problem.problem import (
     Component,
     Edge,

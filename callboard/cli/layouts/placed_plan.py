@@ -11,7 +11,7 @@ from callboard.model.specs import JobSpec
 from callboard.placement import Accelerator, Cluster, Node
 from callboard.placement.jobs import place_by, plan_of
 from callboard.placement.source.diagnostics import Report
-from callboard.placement.source.source import open_document
+from callboard.placement.source.document import open_document
 from callboard.scheduler.account.described_nodes import DescribedNode
 
 _ANY_TYPE = Accelerator("").type

@@ -22,7 +22,7 @@ from callboard.model.inputs import read_yaml
 from callboard.model.inputs.job import is_job_file, job_of_file
 from callboard.placement import Accelerator, Cluster, HardwareUnit, Node, PlacementPlan, plan_placement
 from callboard.placement.source.diagnostics import Report
-from callboard.placement.source.source import open_document
+from callboard.placement.source.document import open_document
 from callboard.placement.source.tree import Items
 from callboard.v1 import node_pb2
 

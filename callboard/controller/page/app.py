@@ -25,7 +25,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from callboard.controller.page.board import Boards
 from callboard.controller.page.calls import CALLABLE, FOLLOW, OUTPUT, CallRefused, Calls, PageContext
 from callboard.controller.page.login import LASTS_S, Hosts, Logins, is_foreign
-from callboard.controller.services.requests import invalid
+from callboard.controller.services.request_parts import invalid
 from callboard.security.access import bearer_of
 from callboard.security.roles import ROLES, Identity, caller
 from callboard.v1 import common_pb2, job_pb2

@@ -9,12 +9,12 @@ from typing import Any
 import grpc.aio
 import structlog
 
-from callboard.controller.convert.joining import device_states
+from callboard.controller.convert.hello import device_states
 from callboard.controller.convert.reports import event_of, refused_event
 from callboard.controller.loop.driver import Driver
 from callboard.controller.loop.inbox import Make
 from callboard.controller.options import ControllerOptions
-from callboard.controller.packages import Packages
+from callboard.controller.package_store import Packages
 from callboard.controller.sessions.execs import Execs
 from callboard.controller.sessions.outputs import OutputReads
 from callboard.controller.sessions.session import AgentSession

@@ -14,12 +14,12 @@ import grpc.aio
 from callboard.controller.loop.driver import Driver
 from callboard.controller.metrics.traces import Traces
 from callboard.controller.options import ControllerOptions
-from callboard.controller.packages import Packages
+from callboard.controller.package_store import Packages
 from callboard.controller.searches.placements import resolving
 from callboard.controller.services.guard import begun, concerns
 from callboard.controller.services.job_gauges import GaugeBoard, gauges_of
 from callboard.controller.services.paging import build_page
-from callboard.controller.services.requests import (
+from callboard.controller.services.request_parts import (
     MAX_REQUEST_ID,
     check_member,
     id_of,

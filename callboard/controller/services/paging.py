@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from google.protobuf.message import Message
 
-from callboard.controller.services.requests import Page
+from callboard.controller.services.request_parts import Page
 
 Item = TypeVar("Item")
 M = TypeVar("M", bound=Message)

@@ -12,7 +12,7 @@ import grpc.aio
 from callboard.controller.loop.collector import uncollected
 from callboard.controller.loop.driver import Driver
 from callboard.controller.searches.searches import Searches
-from callboard.controller.services.requests import invalid, text_of
+from callboard.controller.services.request_parts import invalid, text_of
 from callboard.model.faults import Fault, InvalidInput
 from callboard.model.inputs.scalars import MAX_PLACEMENT_BYTES
 from callboard.placement import PlacementPlan, plan_placement

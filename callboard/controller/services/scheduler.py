@@ -16,11 +16,11 @@ from callboard.controller.metrics.metrics import Metrics
 from callboard.controller.services.job import JobService
 from callboard.controller.services.node import NodeService
 from callboard.controller.services.pool import PoolService
-from callboard.controller.services.requests import DEFAULT_PAGE, LARGEST_PAGE, invalid, page_of, version_of
+from callboard.controller.services.request_parts import DEFAULT_PAGE, LARGEST_PAGE, invalid, page_of, version_of
 from callboard.controller.views.demand import demand_messages
 from callboard.controller.views.stats import stats_message
 from callboard.scheduler.records.events import PolicySet
-from callboard.security.audit import AuditLog
+from callboard.security.audit_log import AuditLog
 from callboard.v1 import scheduler_pb2, scheduler_pb2_grpc
 from callboard.wire.alike import message_of, timestamp
 from callboard.wire.specs import policy_from_proto, policy_to_proto

@@ -16,7 +16,7 @@ from typing import Any
 import structlog
 
 from callboard.controller.convert.commands import command_message
-from callboard.controller.convert.joining import (
+from callboard.controller.convert.hello import (
     check_hello,
     check_version,
     closed_devices,

@@ -19,7 +19,7 @@ from callboard.placement.cluster.cluster import (
 from callboard.placement.cluster.describing import described_nodes, interpreter_path, settings_json
 from callboard.placement.source import fields
 from callboard.placement.source.diagnostics import Report, Where
-from callboard.placement.source.source import open_document
+from callboard.placement.source.document import open_document
 from callboard.placement.source.tree import Items, Leaf, Table, Value, kind_of
 
 MAX_GROUPS = 1000

@@ -13,7 +13,7 @@ from callboard.placement.cluster.cluster import WHOLE_CLUSTER, NodeGroup
 from callboard.placement.config.grammar import Segment, format_segments
 from callboard.placement.source import fields
 from callboard.placement.source.diagnostics import Report, Where
-from callboard.placement.source.source import Document
+from callboard.placement.source.document import Document
 from callboard.placement.source.tree import Table, Value
 
 KEY = "component_placement"

@@ -11,7 +11,7 @@ from callboard.placement.config.config import CLUSTER_KEYS, KEY, Entry, Section
 from callboard.placement.config.grammar import Segment, parse_segments
 from callboard.placement.source import fields
 from callboard.placement.source.diagnostics import Report, Where, nearest_of
-from callboard.placement.source.source import Document
+from callboard.placement.source.document import Document
 from callboard.placement.source.tree import Items, Leaf, Table, Value, kind_of, traps
 
 MAX_COMPONENTS = 1000

@@ -28,7 +28,7 @@ from callboard.placement.config.config import (
 from callboard.placement.config.entries import EntryReader
 from callboard.placement.source import fields
 from callboard.placement.source.diagnostics import Report, Where, capped
-from callboard.placement.source.source import Document, open_document
+from callboard.placement.source.document import Document, open_document
 from callboard.placement.source.tree import Items, Leaf, kind_of
 
 MAX_NODES = 100_000

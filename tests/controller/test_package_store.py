@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from callboard.controller.journal.postgres import PostgresDatabase
-from callboard.controller.packages import PIECE_BYTES, Packages, SharedPackages
+from callboard.controller.package_store import PIECE_BYTES, Packages, SharedPackages
 from callboard.wire.refusals import InvalidRequest, LimitReached, NotFound
 
 

@@ -1,4 +1,4 @@
-"""The source: YAML, mappings and OmegaConf configs as one tree that is read piece by piece.
+"""A document: a YAML text, a mapping or an OmegaConf config as one tree that is read piece by piece.
 
 OmegaConf configs are resolved value by value, so that what nobody asks for may stay open.
 """

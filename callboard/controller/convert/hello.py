@@ -1,4 +1,4 @@
-"""A Hello, checked, as the event :class:`NodeJoined`.
+"""The Hello, the first message of an agent: checked, and made the event :class:`NodeJoined`.
 
 Nothing an agent says is taken on trust: a node that claims 10⁹ GPUs would get every job (SE-07).
 """

@@ -1,4 +1,4 @@
-"""Directories of code that jobs bring along: files named by the hash of what is in them (docs/programs.md).
+"""The store of packages, which are code that jobs bring along: files named by the hash of what is in them.
 
 A package comes and goes in pieces, so that no message is large, an upload that broke off goes on where it was, and what
 is there already is not sent again. When room is wanted, what no living job needs goes first, the longest unused first.
