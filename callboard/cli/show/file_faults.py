@@ -1,4 +1,4 @@
-"""Secrets in a file: values of variables, which a shown line of the file leaves out."""
+"""The faults of a file as people read them, each with its line, in which values that may be secret are left out."""
 
 from __future__ import annotations
 

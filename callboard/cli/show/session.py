@@ -1,4 +1,4 @@
-"""The run of a verb: with a client, and with every expected error turned into words and an exit code."""
+"""What runs a verb: with a client, and with every expected error turned into words and an exit code."""
 
 from __future__ import annotations
 
