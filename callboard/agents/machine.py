@@ -27,8 +27,8 @@ from callboard.agents.link.fence_keeper import FenceProgram, start_fence
 from callboard.agents.link.output_sender import OutputSender
 from callboard.agents.link.session import Connect, controller_channel
 from callboard.agents.options import AgentOptions
-from callboard.agents.ray.driver_client import DriverProgram, start_driver
 from callboard.agents.ray.ray_command import RayNodeSpec
+from callboard.agents.ray.ray_driver_client import DriverProgram, start_driver
 from callboard.agents.ray.ray_node import RayNode
 from callboard.agents.supplies.containers import Containers
 from callboard.agents.supplies.environments import Environments

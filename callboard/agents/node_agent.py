@@ -21,7 +21,7 @@ from callboard.agents.link.outbox import Outbox
 from callboard.agents.link.session import Session, SessionRefused
 from callboard.agents.machine import Machine
 from callboard.agents.options import AgentOptions
-from callboard.agents.ray.driver_client import DriverClient
+from callboard.agents.ray.ray_driver_client import DriverClient
 from callboard.agents.ray.ray_membership import RayMembership
 from callboard.agents.ray.ray_plan import RayPlan
 from callboard.agents.ray.ray_runtime import RayRuntime

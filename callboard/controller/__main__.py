@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args, get_origin
 from callboard.controller.options import BadOption, ControllerOptions
 from callboard.controller.server import run_controller
 from callboard.model.faults import InvalidInput
-from callboard.model.inputs.roles import read_role_file
+from callboard.model.inputs.role_file import read_role_file
 from callboard.model.options import declared
 
 _WITHOUT_DEFAULT = {

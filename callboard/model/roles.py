@@ -2,7 +2,7 @@
 
 A component that names a role takes from its preset what it does not state itself (docs/roles.md). The presets below are
 those of the framework in whose words roles are spoken of here; users add their own, or replace these, in a YAML file
-(:func:`callboard.model.inputs.roles.read_role_file`).
+(:func:`callboard.model.inputs.role_file.read_role_file`).
 
 The members of each colocation group become one component that has the name of the group. Everything that counts workers
 (scheduler, ledger, journal, agents) then sees one worker per rank; what people wrote is kept in ``members``, and is

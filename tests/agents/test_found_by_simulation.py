@@ -12,7 +12,7 @@ import pytest
 
 from callboard.agents.host.framing import Json, PeerGone
 from callboard.agents.options import AgentOptions
-from callboard.agents.ray.driver_client import Connection, DriverClient
+from callboard.agents.ray.ray_driver_client import Connection, DriverClient
 from callboard.agents.ray.ray_membership import RayMembership, Tenants
 from callboard.agents.ray.ray_plan import RayPlan
 from callboard.agents.runtime import Hosted, Launch, Runtime

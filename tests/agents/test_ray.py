@@ -20,8 +20,8 @@ import pytest_asyncio
 
 from callboard.agents.files.run_dir import RunDir
 from callboard.agents.host.framing import RemoteError
-from callboard.agents.ray.driver_client import start_driver
 from callboard.agents.ray.loopback import host_addresses
+from callboard.agents.ray.ray_driver_client import start_driver
 from callboard.client.packing import pack_requirements
 from callboard.security.processes import read_entry
 from callboard.v1 import agent_pb2

@@ -12,7 +12,7 @@ import pytest
 
 from callboard.agents.files.run_dir import RunDir
 from callboard.agents.host.framing import Json, PeerGone
-from callboard.agents.ray.driver_client import DriverClient, DriverLost
+from callboard.agents.ray.ray_driver_client import DriverClient, DriverLost
 from callboard.agents.ray.ray_runtime import RayHosted, RayRuntime
 from callboard.agents.runtime import HostError, Launch
 from callboard.security.processes import ProcessId

@@ -19,7 +19,7 @@ from typer.testing import CliRunner, Result
 from callboard.autoplace.problem.plan import Plan
 from callboard.autoplace.problem.problem import Problem
 from callboard.autoplace.solve.search import search
-from callboard.cli.autoplace import search as autoplace_search
+from callboard.cli.autoplace import progress as autoplace_search
 from callboard.cli.main import app
 from callboard.client.calls import methods
 from callboard.v1.common_pb2 import Device

@@ -13,7 +13,7 @@ from callboard.agents.ray.ray_command import free_port
 from callboard.cli.local.plan import ClusterPlan, NodeShape, read_plan, write_plan
 from callboard.cli.main import app
 from callboard.model.inputs import read_yaml
-from callboard.model.inputs.roles import role_file
+from callboard.model.inputs.role_file import role_file
 from tests.cli.machine import Machine
 
 ROLES = """

@@ -14,7 +14,7 @@ from callboard.model.faults import Fault, InvalidInput
 from callboard.model.inputs import job_spec, policy_overrides, pool_spec, preemption_policy
 from callboard.model.inputs.located import Misfits
 from callboard.model.inputs.reading import Input, check, keys_of, table_of
-from callboard.model.inputs.roles import role_file
+from callboard.model.inputs.role_file import role_file
 from callboard.model.names import NAME_PATTERN
 from callboard.model.policy import Aggressiveness, PolicyOverrides
 from callboard.model.quantities import Resources

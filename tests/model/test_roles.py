@@ -14,7 +14,7 @@ from callboard.model.faults import InvalidInput
 from callboard.model.inputs import job_spec, read_yaml
 from callboard.model.inputs.groups import faults_of_groups, settled
 from callboard.model.inputs.located import Misfits
-from callboard.model.inputs.roles import read_role_file, role_file
+from callboard.model.inputs.role_file import read_role_file, role_file
 from callboard.model.quantities import Resources
 from callboard.model.requests import ComponentSpec, JobSpec
 from callboard.model.roles import PER_PROCESS, PRESETS, fused, unfused

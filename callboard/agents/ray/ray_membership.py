@@ -17,8 +17,8 @@ import structlog
 from callboard.agents.files.run_dir import RunDir, Started
 from callboard.agents.host.framing import PeerGone, RemoteError
 from callboard.agents.options import AgentOptions
-from callboard.agents.ray.driver_client import Connection, DriverClient, DriverLost
 from callboard.agents.ray.ray_command import free_port
+from callboard.agents.ray.ray_driver_client import Connection, DriverClient, DriverLost
 from callboard.agents.ray.ray_faults import PortTaken, RayNodeError, fault_of
 from callboard.agents.ray.ray_node import RayNode, StartRayNode
 from callboard.agents.ray.ray_plan import RayPlan, RayTarget

@@ -13,7 +13,7 @@ import sys
 import structlog
 
 from callboard.agents.host.framing import Json, RemoteError
-from callboard.agents.ray.driver_client import DriverClient, DriverLost
+from callboard.agents.ray.ray_driver_client import DriverClient, DriverLost
 from callboard.agents.runtime import BookedGroup, FoundGroup, GroupBooking, Hosted, HostError, Launch
 from callboard.model.durations import Backoff
 from callboard.security.processes import ProcessId

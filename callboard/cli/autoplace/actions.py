@@ -28,7 +28,7 @@ from callboard.autoplace.problem.plan import Plan
 from callboard.autoplace.problem.problem import NoPlan
 from callboard.autoplace.rlinf.config import ProfileMissing
 from callboard.cli.autoplace.outputs import Outputs, length_of
-from callboard.cli.autoplace.search import Searching
+from callboard.cli.autoplace.progress import Searching
 from callboard.cli.autoplace.task import Task, left_out_note, task_of
 from callboard.cli.autoplace.verbs import PlanOutput
 from callboard.cli.layouts.cluster_source import ClusterSource, described_cluster, live_cluster

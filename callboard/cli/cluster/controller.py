@@ -18,7 +18,7 @@ from callboard.controller.journal.database import STORE_VARIABLE, check_url
 from callboard.controller.options import DEFAULT_METRICS, DEFAULT_PAGE, BadOption, ControllerOptions, Limits
 from callboard.controller.server import run_controller
 from callboard.model.faults import InvalidInput
-from callboard.model.inputs.roles import read_role_file
+from callboard.model.inputs.role_file import read_role_file
 from callboard.security.places import run_directory
 from callboard.security.processes import identify
 from callboard.security.roles import Role

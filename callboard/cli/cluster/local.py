@@ -33,7 +33,7 @@ from callboard.cli.show.session import failing_in_words
 from callboard.client.client import Client
 from callboard.client.clusters import ClusterRecord, cluster_directory, recorded_clusters, running_clusters
 from callboard.model.cluster_text import NodeText, parse_cluster
-from callboard.model.inputs.roles import read_role_file
+from callboard.model.inputs.role_file import read_role_file
 from callboard.model.roles import PRESETS, RoleFile
 from callboard.model.specs import PoolSpec
 from callboard.security.places import run_directory

@@ -140,7 +140,7 @@ def _placed(
 def _role_file(roles: Path | None) -> RoleFile:
     if roles is None:
         return RoleFile(presets=PRESETS)
-    from callboard.model.inputs.roles import read_role_file  # noqa: PLC0415 - most plans name no such file
+    from callboard.model.inputs.role_file import read_role_file  # noqa: PLC0415 - most plans name no such file
 
     return read_role_file(roles)
 

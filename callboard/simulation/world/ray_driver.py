@@ -22,7 +22,7 @@ POLL_S = 0.3
 
 
 class Driver:
-    """One run of the driver, as ``callboard.agents.ray.driver_client`` talks to it."""
+    """One run of the driver, as ``callboard.agents.ray.ray_driver_client`` talks to it."""
 
     def __init__(self, site: Site, machine: Machine, agent: Process) -> None:
         self._site = site

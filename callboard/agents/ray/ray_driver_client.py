@@ -244,7 +244,7 @@ async def start_driver(run_dir: RunDir, environment: Mapping[str, str]) -> Drive
     with theirs, _log_of(run_dir).open("ab") as output:
         # From the loop's thread: vfork and exec take a millisecond or two.
         child = subprocess.Popen(  # noqa: ASYNC220
-            [sys.executable, "-P", "-m", "callboard.agents.ray.driver", str(theirs.fileno())],
+            [sys.executable, "-P", "-m", "callboard.agents.ray.ray_driver", str(theirs.fileno())],
             pass_fds=(theirs.fileno(),),
             env=dict(environment),
             stdin=subprocess.DEVNULL,

@@ -1,8 +1,9 @@
-"""The Ray driver of one agent: `python -m callboard.agents.ray.driver FD`. The only process of ours that imports Ray.
+"""The Ray driver of one agent, the only process of ours that imports Ray.
 
-A child, because a driver dies with its cluster: after the death of the GCS Ray ends the process about 60 s
-later, and calls hang before that (docs/agents.md). It keeps nothing that can't be had again: hosts are detached
-actors found by name, placement groups are found by id or name. The end of its socket ends it.
+Started as `python -m callboard.agents.ray.ray_driver FD`: a child, because a driver dies with its cluster. After the
+death of the GCS Ray ends the process about 60 s later, and calls hang before that (docs/agents.md). It keeps nothing
+that can't be had again: hosts are detached actors found by name, placement groups are found by id or name. The end of
+its socket ends it.
 """
 
 from __future__ import annotations
