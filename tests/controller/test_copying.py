@@ -22,7 +22,7 @@ from callboard.controller.journal.state_dir import JOURNAL_NAME, KEY_NAME, PACKA
 from callboard.controller.journal.store import Store
 from callboard.controller.package_store import PIECE_BYTES, Packages, SharedPackages
 from callboard.scheduler import State
-from callboard.scheduler.records.job_records import Change, MetaRecord, Put, Record
+from callboard.scheduler.records.job_records import MetaRecord, Record, SpecRecord
 from tests.controller.test_package_store import named
 from tests.controller.test_replaying import Recorded
 from tests.controller.test_store import SECRET, Opened, event, submission
@@ -40,24 +40,19 @@ def state(tmp_path: Path) -> Path:
     return opened.directory.path
 
 
-def loaded(path: Path) -> list[Change]:
+def loaded(path: Path) -> list[Record]:
     directory = StateDir(path)
     directory.open()
     store = Store.of(directory, events_kept=100)
-    changes = store.load()
+    records = list(store.load().records())
     store.close()
     directory.close()
-    return changes
+    return records
 
 
-def gone_on(before: Sequence[Change], after: Sequence[Change]) -> bool:
-    """Whether two journals make the same state, but for the numbers that no worker and no group may be given again."""
-    states = []
-    for changes in (before, after):
-        states.append(State())
-        for change in changes:
-            states[-1].apply(change)
-    (meta, *others), (went_on, *same) = (list(state.records()) for state in states)
+def gone_on(before: Sequence[Record], after: Sequence[Record]) -> bool:
+    """Whether two states are the same, but for the numbers that no worker and no group may be given again."""
+    (meta, *others), (went_on, *same) = before, after
     assert isinstance(meta, MetaRecord)
     beyond = replace(meta, next_generation=meta.next_generation + BEYOND, next_group=meta.next_group + BEYOND)
     return (beyond, others) == (went_on, same)
@@ -80,9 +75,9 @@ def test_a_journal_goes_to_postgresql_and_back_with_its_secrets_and_identity(
             copy_journal(postgres_url, tmp_path / "back", key=state / KEY_NAME)
     copy_journal(postgres_url, tmp_path / "back", key=state / KEY_NAME)
     assert (tmp_path / "back" / "identity").read_text() == (state / "identity").read_text()
-    changes = loaded(tmp_path / "back")
-    assert changes[: len(submission(1)) * 5] == loaded(state)
-    assert len(changes) == len(submission(1)) * 6
+    back = State.of(loaded(tmp_path / "back"))
+    assert list(back.jobs) == [f"j{number}" for number in range(1, 7)]
+    assert list(back.specs.values())[:5] == [each for each in loaded(state) if isinstance(each, SpecRecord)]
 
 
 async def test_code_that_jobs_brought_goes_along_from_place_to_place(
@@ -193,6 +188,6 @@ def test_a_restore_until_a_revision_or_a_time_is_the_state_of_then(tmp_path: Pat
             steps = list(rerun(target / JOURNAL_NAME))
             assert steps[-1].revision == revision
             assert not any(step.differences for step in steps)
-            assert gone_on([Put(record) for record in records], loaded(target))
+            assert gone_on(records, loaded(target))
     with pytest.raises(StoreFailed, match="reaches back to"):
         restore_journal(tmp_path / "b", tmp_path / "early", until=Until(at_ms=1))

@@ -19,7 +19,7 @@ from callboard.controller.journal.rerun import Step, rerun
 from callboard.controller.journal.state_dir import JOURNAL_NAME, StateDir
 from callboard.controller.journal.store import FORMAT, Store
 from callboard.model.specs import ComponentSpec
-from callboard.scheduler import Outcome, Refusal, State, check_invariants
+from callboard.scheduler import Outcome, Refusal, check_invariants
 from callboard.scheduler.records.events import Event, JobSubmitted
 from callboard.v1 import job_pb2
 from tests.controller.support import api_at, job, options_for, pool, refusal_of, running
@@ -131,9 +131,7 @@ def test_only_the_newest_decisions_are_kept_and_can_still_be_rerun(
     assert 5 < len(recorded.decided(steps)) < recorded.count
     recorded.close()
     reopened = Recorded(tmp_path / "s")
-    state = State()
-    for change in reopened.store.load():
-        state.apply(change)
+    state = reopened.store.load()
     assert list(state.records()) == list(world.state.records())
     reopened.close()
 
@@ -251,7 +249,7 @@ def test_a_journal_that_says_nothing_of_commands_and_refusals_is_read(tmp_path: 
     assert differing(steps) == []
     assert len(steps) == recorded.count
     again = Recorded(tmp_path / "s")
-    assert again.store.load()
+    assert again.store.load().jobs
     again.close()
 
 
@@ -319,9 +317,7 @@ def test_a_journal_of_the_landed_version_is_read_and_goes_on(tmp_path: Path) -> 
     assert [step.decision for step in before] == [None]
     assert before[-1].revision == 157
     recorded = Recorded(path.parent)
-    state = State()
-    for change in recorded.store.load():
-        state.apply(change)
+    state = recorded.store.load()
     check_invariants(state)
     assert (len(state.jobs), state.meta.revision) == (13, 157)
     world = TwinWorld()

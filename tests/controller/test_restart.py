@@ -46,9 +46,7 @@ def state_on_disk(path: Path) -> State:
     directory = StateDir(path)
     directory.open()
     store = Store.of(directory, events_kept=100_000)
-    state = State()
-    for change in store.load():
-        state.apply(change)
+    state = store.load()
     store.close()
     directory.close()
     return state

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 
 import pytest
 
 from callboard.scheduler import State, check_invariants
 from callboard.scheduler.handlers import passes
 from callboard.scheduler.records.job_records import Put
+from callboard.scheduler.records.states import ENDED
 from callboard.scheduler.state.indexes import InOrder
 from callboard.scheduler.state.invariants import whole
 from callboard.simulation import SimulationOptions, Simulator
@@ -88,3 +90,28 @@ def test_records_in_any_order_make_the_same_state() -> None:
             state.apply(Put(record))
         check_invariants(state)
         assert whole(state) == whole(world.state)
+
+
+def test_jobs_that_have_ended_are_put_at_once_as_one_by_one() -> None:
+    world = run(5).world
+    world.pool(pool_spec("late"))
+    for number in range(40):
+        world.submit(job_spec(f"late-{number % 7}", pool="late"))
+        world.cancel(f"late-{number % 7}")
+    chance = random.Random(1)
+    ended = [
+        replace(job, state=chance.choice(list(ENDED)), request_id=f"r{job.order}" if job.order % 3 else "")
+        for job in world.state.jobs.values()
+        if job.state in ENDED and not job.deadline_ms
+    ]
+    assert len(ended) >= 40
+    chance.shuffle(ended)
+    one_by_one, at_once = State(), State()
+    for first in range(0, len(ended), 10):
+        pairs = [(world.state.specs[job.uid], job) for job in ended[first : first + 10]]
+        at_once.put_ended(pairs)
+        for spec, job in pairs:
+            one_by_one.apply(Put(spec))
+            one_by_one.apply(Put(job))
+    assert whole(at_once) == whole(one_by_one)
+    assert list(at_once.records()) == list(one_by_one.records())

@@ -12,7 +12,6 @@ import pytest
 
 from callboard.controller.journal.store import Store
 from callboard.model.specs import PoolSpec
-from callboard.scheduler import State
 from callboard.scheduler.records.job_records import Change, MetaRecord, Put
 from callboard.scheduler.records.pool_records import PoolRecord
 from callboard.simulation import Fault, SimulationOptions, parse_faults
@@ -128,10 +127,8 @@ def lives_through(seed: int, *, syncs: bool) -> tuple[bool, list[int]]:
             there = disk.write(partial(store.commit, submitted(now_ms), []), lambda: syncs, now_ms, Random(seed))
             assert bool(told) is (now_ms == 3)
         disk.crashed()
-    state = State()
     with closing(Store.of(disk.directory, events_kept=10)) as store:
-        for change in store.load():
-            state.apply(change)
+        state = store.load()
     disk.close()
     found = [int(name.removeprefix("pool-")) for name in state.pools]
     # Each batch is there as a whole: SQLite lets nothing of a torn one in.

@@ -197,9 +197,7 @@ class StoreJournal(ABC):
     def _open(self) -> State:
         self._close()
         self._store = self._make_store()
-        state = State()
-        for change in self._store.load():
-            state.apply(change)
+        state = self._store.load()
         kept = self._store.kept()
         self._changes, self._lines = kept.changes, kept.lines
         return state

@@ -126,6 +126,7 @@ def changes_of(line: str, packs: list[Pack] | None = None) -> Sequence[Change]:
 
     Args:
         line: of one record, or of a pack.
+        packs: gets the pack, whose jobs are no changes then.
 
     Raises:
         UnreadableChange: broken, of an unknown kind, or written by a newer version.
@@ -135,6 +136,7 @@ def changes_of(line: str, packs: list[Pack] | None = None) -> Sequence[Change]:
     pack = Pack.read(line)
     if packs is not None:
         packs.append(pack)
+        return ()
     return [Put(record) for pair in pack.records for record in pair]
 
 

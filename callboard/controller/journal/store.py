@@ -128,8 +128,8 @@ class Store:
                 raise
         return cls(database, secrets, events_kept=events_kept)
 
-    def load(self) -> list[Change]:
-        """The changes that make the state: the snapshot's records, then the log.
+    def load(self) -> State:
+        """The state: the snapshot's records, then the log.
 
         Raises:
             StoreFailed: a line can't be read, or one is missing.
@@ -137,7 +137,7 @@ class Store:
         with self._translated():
             self._packs.clear()
             changes, _ = read_state(self._database, self._packs, self.decode)
-            return with_secrets(changes, self._secrets)
+            return _state_of(self._packs, with_secrets(changes, self._secrets))
 
     def commit(
         self, changes: Sequence[Change], events: Sequence[EventRecord], decisions: Sequence[Decision] = ()
@@ -203,9 +203,9 @@ class Store:
         first = "SELECT max(sequence) FROM decision WHERE sequence <= ?"
         (begins,) = self._database.execute(first, (most + 1,)).fetchone()
         end = most if begins is None else int(begins) - 1
-        state, packs = State(), list[Pack]()
-        for change in _read_table(self._database, "past", packs):
-            state.apply(change)
+        packs = list[Pack]()
+        changes = _read_table(self._database, "past", packs)
+        state = _state_of(packs, changes)
         log = "SELECT sequence, line FROM log WHERE sequence <= ? ORDER BY sequence"
         for row in self._database.execute(log, (end,)):
             state.apply(decode_change(unsealed(*row)))
@@ -347,8 +347,20 @@ def write_state(
     return len(rest) + len(packs), packs
 
 
+def _state_of(packs: Iterable[Pack], changes: Iterable[Change]) -> State:
+    state = State()
+    for pack in packs:
+        state.put_ended(pack.records)
+    for change in changes:
+        state.apply(change)
+    return state
+
+
 def _read_table(database: Database, table: str, packs: list[Pack] | None = None) -> list[Change]:
     """What :func:`write_state` wrote.
+
+    Args:
+        packs: gets the packs, whose jobs are not among the changes then: all of these come after them.
 
     Raises:
         UnreadableChange: a line can't be read.
@@ -363,7 +375,7 @@ def read_state(
     """The changes that make the state, without secret values, and the number of the last one.
 
     Args:
-        packs: gets those of the snapshot.
+        packs: gets those of the snapshot, whose jobs are not among the changes then: all of these come after them.
         decode: makes a change of its text in the log.
 
     Raises:

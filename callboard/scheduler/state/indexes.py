@@ -7,7 +7,7 @@ group number, order of submission, name).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -63,6 +63,17 @@ class InOrder(dict[_K, _V]):
         else:
             self._highest = place
         self[key] = value
+
+    def add_all(self, members: Mapping[_K, _V]) -> None:
+        """Adds members that are new."""
+        places = list(map(self._place, members.values()))
+        if not places:
+            return
+        self._mixed = self._mixed or places[0] < self._highest or places != sorted(places)
+        highest = max(places)
+        if not highest < self._highest:
+            self._highest = highest
+        self.update(members)
 
     # Not by way of super(), which takes as long as a short walk.
 

@@ -6,7 +6,7 @@ changes replayed through it gives the same state on any version of the scheduler
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import Any, cast
 
@@ -158,6 +158,15 @@ class State:
             table[key] = new
         self._reindex[kind](old, new)
         return old
+
+    def put_ended(self, records: Sequence[tuple[SpecRecord, JobRecord]]) -> None:
+        """As :meth:`apply` for jobs that have ended, are new and state no time by which something is due, each after
+        its spec; at a third of the cost, since a restart has a hundred thousand of them."""
+        self.specs.add_all({spec.uid: spec for spec, _ in records})
+        jobs = {job.uid: job for _, job in records}
+        self.jobs.add_all(jobs)
+        self._job_index.add_ended(jobs.values())
+        self.room_version += len(records)
 
     def _put_meta(self, new: MetaRecord) -> MetaRecord:
         old, self.meta = self.meta, new
