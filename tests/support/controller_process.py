@@ -12,6 +12,8 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
+from tests.support.ports import steady_port
+
 
 class ControllerProcess:
     """One controller; its state outlives it.
@@ -25,7 +27,7 @@ class ControllerProcess:
         self,
         state_dir: Path,
         *options: str,
-        listen: str = "127.0.0.1:0",
+        listen: str = "",
         within: Sequence[str] = (),
         environment: Mapping[str, str] = MappingProxyType({}),
         program: Sequence[str] = ("callboard.controller",),
@@ -34,7 +36,7 @@ class ControllerProcess:
         Args:
             state_dir: of the controller.
             options: more of its options.
-            listen: where it listens at first.
+            listen: where it listens at first; empty: at a port that it can come back to.
             within: command that becomes the controller: what it runs in.
             environment: variables of its own.
             program: the module that is run, with what comes before the options.
@@ -43,7 +45,7 @@ class ControllerProcess:
         self._within = within
         self._environment = environment
         self._program = program
-        self.address = listen
+        self.address = listen or f"127.0.0.1:{steady_port()}"
         self.lines: list[dict[str, Any]] = []
         self.other: list[str] = []
         self._options = options

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -18,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+
+from tests.support.ports import steady_port
 
 NOBODY = 65534
 
@@ -43,7 +44,7 @@ class Postgres:
         # A short name: paths of Unix sockets have at most 107 characters.
         self.folder = Path(tempfile.mkdtemp(prefix="cbpg", dir="/tmp"))
         self.programs = _programs(self.folder)
-        self.port = _free_port()
+        self.port = steady_port()
         self._databases = 0
         self._server: subprocess.Popen[bytes] | None = None
         if os.getuid() == 0:
@@ -154,10 +155,3 @@ def _version(place: Path, **how: Any) -> int:
     except OSError:
         return 0
     return int(said[2].partition(".")[0]) if len(said) > 2 else 0
-
-
-def _free_port() -> int:
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        port: int = listening.getsockname()[1]
-        return port
