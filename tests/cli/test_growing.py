@@ -29,19 +29,48 @@ from tests.cli.machine import Machine, programs, wait_for_line, wait_gone
 from tests.scheduler.world import World
 from tests.support.nvml_library import Gpu, Library, install
 
+BASE = 20000 + os.getpid() % 20000
+
 
 def small(machine: Machine, *arguments: str) -> tuple[subprocess.Popen[str], ClusterRecord]:
     """A cluster of two nodes, of plain processes, on a machine with four GPUs."""
-    up = machine.up("--machine-gpus", "4", "--gpus-per-node", "1", *arguments)
+    up = machine.up("--machine-gpus", "4", "--gpus-per-node", "1", "--warm-spares", "0", *arguments)
     (record,) = machine.clusters()
     return up, record
 
 
-def gpus_of_nodes(machine: Machine) -> dict[str, list[str]]:
+@pytest.fixture(scope="module")
+def lasting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Machine, ClusterRecord]]:
+    """A small cluster for tests that add nodes and end none of its own two, with ports from `BASE` on."""
+    machine = Machine(tmp_path_factory.mktemp("lasting") / "run")
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("CALLBOARD_RUN_DIR", str(machine.run_dir))
+            _, record = small(machine, "--port-base", str(BASE))
+        yield machine, record
+    finally:
+        machine.clear()
+
+
+@pytest.fixture
+def standing(
+    lasting: tuple[Machine, ClusterRecord], run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[Machine, ClusterRecord]]:
+    """That cluster; nodes that the test adds are removed."""
+    machine, record = lasting
+    monkeypatch.setenv("CALLBOARD_RUN_DIR", str(machine.run_dir))
+    yield machine, record
+    for node in sorted(running_workers(record.directory))[2:]:
+        removed = machine.run("remove-worker", node, "-q")
+        assert removed.returncode == 0, removed.stderr
+    assert sorted(running_workers(record.directory)) == ["node-0", "node-1"]
+
+
+def gpus_of_nodes(machine: Machine, *arguments: str) -> dict[str, list[str]]:
     """Ids of the devices of every node that takes work."""
     import json
 
-    shown = machine.run("node", "list", "-o", "json")
+    shown = machine.run("node", "list", "-o", "json", *arguments)
     assert shown.returncode == 0, shown.stderr
     return {
         node["name"].removeprefix("nodes/"): [use["device"]["id"] for use in node["devices"]]
@@ -91,13 +120,6 @@ class TestPlaces:
         assert [process for process in added if process.is_running()] == []
         assert not machine.run_dir.exists()
 
-    def test_no_gpu_left_says_which_there_are_and_who_has_them(self, machine: Machine) -> None:
-        small(machine, "--machine-gpus", "2")
-        shown = machine.run("add-worker")
-        assert shown.returncode == 1
-        assert "No GPU is left" in shown.stderr
-        assert "has 0, 1. Taken: GPU 0 by node-0; GPU 1 by node-1" in shown.stderr
-
     def test_a_gpu_that_a_stranger_of_this_machine_offers_is_taken(self, machine: Machine) -> None:
         _, record = small(machine)
         own = machine.start(
@@ -109,11 +131,6 @@ class TestPlaces:
         assert "Node node-3 is READY on GPU 3" in shown.stderr, "its rank, 2, and GPU 2 are the stranger's"
         own.send_signal(signal.SIGTERM)
         own.communicate(timeout=120)
-
-    def test_a_cluster_whose_nodes_have_gpus_of_their_own_grows_too(self, machine: Machine) -> None:
-        machine.up()
-        assert machine.run("add-worker", "-q").returncode == 0
-        assert gpus_of_nodes(machine)["node-2"] == ["0", "1"]
 
     def test_more_nodes_than_gpus_are_refused_before_anything_starts(self, machine: Machine) -> None:
         shown = machine.run("up", "--agents", "3", "--machine-gpus", "2", "--gpus-per-node", "1")
@@ -155,17 +172,25 @@ class TestPorts:
 
 class TestAtOnce:
     @pytest.mark.timeout(300)
-    def test_five_additions_at_once_get_a_gpu_each_or_are_told_that_none_is_left(self, machine: Machine) -> None:
+    def test_five_additions_at_once_get_a_gpu_each_or_are_told_that_none_is_left_and_who_has_them(
+        self, machine: Machine
+    ) -> None:
         _, record = small(machine, "--machine-gpus", "5")
         adding = [machine.start("add-worker", "--lock-pause", "0.2") for _ in range(5)]
         said = [process.communicate(timeout=120)[0] for process in adding]
         assert sorted(process.returncode for process in adding) == [0, 0, 0, 1, 1], said
         assert gpus_of_nodes(machine) == {f"node-{rank}": [str(rank)] for rank in range(5)}
         assert sum("No GPU is left" in text for text in said) == 2
+        shown = machine.run("add-worker")
+        assert shown.returncode == 1
+        assert "No GPU is left" in shown.stderr
+        assert "has 0, 1, 2, 3, 4. Taken: GPU 0 by node-0; GPU 1 by node-1; GPU 2 by node-2;" in shown.stderr
         assert len(running_workers(record.directory)) == 5
 
-    def test_the_attempts_are_shown_and_the_failure_names_the_holder(self, machine: Machine) -> None:
-        _, record = small(machine)
+    def test_the_attempts_are_shown_and_the_failure_names_the_holder(
+        self, standing: tuple[Machine, ClusterRecord]
+    ) -> None:
+        machine, record = standing
         with (record.directory / LOCK_NAME).open("r+") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             lock.truncate(0)
@@ -179,8 +204,8 @@ class TestAtOnce:
         assert "held by a test" in shown.stderr
         assert machine.run("add-worker", "-q").returncode == 0, "the lock is free again"
 
-    def test_a_holder_that_is_killed_keeps_nothing(self, machine: Machine) -> None:
-        _, record = small(machine)
+    def test_a_holder_that_is_killed_keeps_nothing(self, standing: tuple[Machine, ClusterRecord]) -> None:
+        machine, record = standing
         adding = machine.start("add-worker")
         wait_for_line(adding, "starting node-2")
         adding.kill()
@@ -198,12 +223,15 @@ class TestFailures:
             assert "scripts/start_ray_cluster.sh" in shown.stderr
 
     def test_of_two_clusters_one_must_be_named(self, machine: Machine) -> None:
-        small(machine, "--name", "first")
-        machine.up("--name", "second")
+        """And one whose nodes have GPUs of their own grows too."""
+        small(machine, "--name", "first", "--agents", "1")
+        machine.up("--name", "second", "--agents", "1")
         shown = machine.run("add-worker")
         assert shown.returncode == 2
         assert "first, second" in shown.stderr
         assert machine.run("add-worker", "-q", "--name", "second").returncode == 0
+        (address,) = (each.controller for each in machine.clusters() if each.name == "second")
+        assert gpus_of_nodes(machine, "--controller", address) == {"node-0": ["0", "1"], "node-1": ["0", "1"]}
 
     def test_a_controller_that_up_did_not_start_is_not_added_to(self, machine: Machine) -> None:
         controller = machine.start("controller", "--listen", "127.0.0.1:0", "--state-dir", str(machine.run_dir / "s"))
@@ -212,10 +240,9 @@ class TestFailures:
         assert shown.returncode == 1
         assert "callboard agent --controller" in shown.stderr
 
-    def test_a_taken_port_of_the_place_is_named(self, machine: Machine) -> None:
-        base = 20000 + os.getpid() % 20000
-        _, record = small(machine, "--port-base", str(base))
-        host, port = f"127.0.{record.block}.12", base + 2 * PORTS_OF_A_NODE + 3
+    def test_a_taken_port_of_the_place_is_named(self, standing: tuple[Machine, ClusterRecord]) -> None:
+        machine, record = standing
+        host, port = f"127.0.{record.block}.12", BASE + 2 * PORTS_OF_A_NODE + 3
         with listening(host, port):
             shown = machine.run("add-worker")
         assert shown.returncode == 1
@@ -236,8 +263,8 @@ class TestFailures:
             assert "not ready within 2 s" in said
             assert "node-2" not in running_workers(record.directory)
 
-    def test_ctrl_c_takes_the_addition_back(self, machine: Machine) -> None:
-        _, record = small(machine)
+    def test_ctrl_c_takes_the_addition_back(self, standing: tuple[Machine, ClusterRecord]) -> None:
+        machine, record = standing
         adding = machine.start("add-worker")
         wait_for_line(adding, "starting node-2")
         adding.send_signal(signal.SIGINT)
@@ -248,16 +275,15 @@ class TestFailures:
 
 
 class TestEnds:
-    def test_the_end_of_a_node_is_told_and_the_cluster_goes_on(self, machine: Machine) -> None:
+    def test_the_end_of_a_node_is_told_and_a_killed_up_takes_the_others_and_added_ones_with_it(
+        self, machine: Machine
+    ) -> None:
         up, record = small(machine)
         end_agent(record, "node-1")
         wait_for_line(up, "agent node-1 ended with exit code 0; the cluster goes on without it")
         assert up.poll() is None
         while list(gpus_of_nodes(machine)) != ["node-0"]:
             pass  # The controller hears of it at the same moment.
-
-    def test_a_killed_up_takes_added_nodes_with_it(self, machine: Machine) -> None:
-        up, record = small(machine)
         assert machine.run("add-worker", "-q").returncode == 0
         everything = [*programs(record), *running_workers(record.directory).values()]
         up.kill()
@@ -269,11 +295,14 @@ class TestEnds:
             *("--port", str(free_port()), "--detach"),
         )
         assert shown.returncode == 0, shown.stderr
+        assert "callboard down local" in shown.stdout
         (record,) = machine.clusters()
+        assert all(process.is_running() for process in programs(record))
         assert machine.run("add-worker", "-q").returncode == 0
         agents = running_workers(record.directory)
         assert sorted(agents) == ["node-0", "node-1"]
         assert machine.run("down", "-q").returncode == 0
+        assert [process for process in programs(record) if process.is_running()] == []
         assert [agent for agent in agents.values() if agent.is_running()] == []
         assert not machine.run_dir.exists()
 
