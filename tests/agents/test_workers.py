@@ -202,9 +202,9 @@ class TestStopLadder:
         await ready(controller, starting("Plain", generation=99, devices=("1",)))
 
     @pytest.mark.slow
-    async def test_gv_04_200_workers_one_after_another_on_one_device(self, controller: FakeController) -> None:
+    async def test_gv_04_50_workers_one_after_another_on_one_device(self, controller: FakeController) -> None:
         last = 0
-        for generation in range(1, 201):
+        for generation in range(1, 51):
             command = starting("Plain", generation=generation, devices=("1",))
             worker = await ready(controller, command)
             assert not last or is_gone(last)
