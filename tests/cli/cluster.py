@@ -7,18 +7,24 @@ import os
 import resource
 import shutil
 import signal
+import subprocess
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 from typer.testing import CliRunner, Result
 
 from callboard.agents.host.worker_process import scratch_of
+from callboard.agents.ray.ray_command import free_port
 from callboard.agents.supplies.worker_env import AGENT_MARKER, WORKER_MARKER
 from callboard.cli.main import app
+from callboard.client.calls.job_calls import LIVE_STATES
 from callboard.client.client import Client
+from callboard.client.sync import SyncClient
 from callboard.controller.options import ControllerOptions, Limits
 from callboard.controller.server import Controller
 from callboard.security.processes import marked, process_table
@@ -32,19 +38,30 @@ _MOVED = ("sh", "-c", 'while [ "$1" != -- ]; do echo $$ > "$1"; shift; done; shi
 """Moves itself into the control groups whose files are named before ``--``, and becomes the command behind it."""
 
 
+def _agent(address: str, node_id: str, run_dir: Path, *more: str, gpus: int = 2, whole: bool = False) -> list[str]:
+    """The command of an agent with simulated GPUs, which ends with this process; ``whole``: it offers all that it
+    may use."""
+    return [
+        *(sys.executable, "-m", "callboard.cli", "agent", "--controller", address, "--node-id", node_id),
+        *("--runtime", "process", *(() if whole else ("--cpus", "4", "--memory", "4GiB"))),
+        *("--simulate-gpus", str(gpus), "--warm-spares", "0", *more),
+        *("--run-dir", str(run_dir), "--log-level", "error", "--exit-with-parent", str(os.getpid())),
+    ]
+
+
 class RealCluster:
     """One controller and its agents.
 
     Attributes:
-        controller: in this process.
         address: of the controller.
         client: a client of it.
+        controller: the controller, where it is in this process.
     """
 
-    def __init__(self, directory: Path, controller: Controller, client: Client) -> None:
-        self.controller = controller
-        self.address = controller.address
+    def __init__(self, directory: Path, address: str, client: Client, controller: Controller | None = None) -> None:
+        self.address = address
         self.client = client
+        self.controller = controller
         self._directory = directory
         self._agents: list[asyncio.subprocess.Process] = []
         self._agent_of: dict[str, asyncio.subprocess.Process] = {}
@@ -67,19 +84,7 @@ class RealCluster:
             resource.setrlimit(resource.RLIMIT_STACK, (64 << 20, resource.getrlimit(resource.RLIMIT_STACK)[1]))
         agent = await asyncio.create_subprocess_exec(
             *(*_MOVED, *map(str, groups), "--"),
-            *(sys.executable, "-m", "callboard.cli", "agent", "--controller", self.address, "--node-id", node_id),
-            *(
-                "--runtime",
-                "process",
-                *(() if groups else ("--cpus", "4", "--memory", "4GiB")),
-                "--simulate-gpus",
-                str(gpus),
-                "--warm-spares",
-                "0",
-                *more,
-            ),
-            *("--run-dir", str(self._directory / node_id), "--log-level", "error"),
-            *("--exit-with-parent", str(os.getpid())),
+            *_agent(self.address, node_id, self._directory / node_id, *more, gpus=gpus, whole=bool(groups)),
             cwd=ROOT,
             env={**os.environ, **(variables or {})},
         )
@@ -155,7 +160,7 @@ async def real_cluster(directory: Path, *nodes: str, ended_jobs: int = 1000, **m
     await controller.start()
     try:
         async with Client(controller.address) as client:
-            cluster = RealCluster(directory / "agents", controller, client)
+            cluster = RealCluster(directory / "agents", controller.address, client, controller)
             try:
                 for node in nodes:
                     await cluster.add_node(node)
@@ -164,6 +169,72 @@ async def real_cluster(directory: Path, *nodes: str, ended_jobs: int = 1000, **m
                 await cluster.stop_agents()
     finally:
         await controller.stop()
+
+
+@dataclass(frozen=True)
+class Lasting:
+    """A cluster of programs that outlives a test: a controller, its node ``n0`` and the pool ``rlhf``.
+
+    Attributes:
+        address: of the controller.
+        directory: of the agents.
+        variables: what programs need to find the controller.
+    """
+
+    address: str
+    directory: Path
+    variables: Mapping[str, str]
+
+    @asynccontextmanager
+    async def lent(self) -> AsyncIterator[RealCluster]:
+        """The cluster for one test, with a client of its own. Jobs that it leaves are ended.
+
+        Raises:
+            AssertionError: it changed more than jobs.
+        """
+        async with Client(self.address) as client:
+            before = await self._beside_jobs(client)
+            yield RealCluster(self.directory, self.address, client)
+            for found in await client.list_jobs(states=LIVE_STATES):
+                left = await client.get_job(found.uid)
+                await left.cancel(grace=0)
+                await left.finished(timeout=60)
+            assert await self._beside_jobs(client) == before, "who changes pools, policy or nodes asks for `cluster`"
+
+    @staticmethod
+    async def _beside_jobs(client: Client) -> tuple[object, ...]:
+        pools = [(pool.name, pool.spec) for pool in await client.list_pools()]
+        return pools, await client.get_policy(), [(node.name, node.state) for node in await client.list_nodes()]
+
+
+@contextmanager
+def lasting_cluster(directory: Path) -> Iterator[Lasting]:
+    """Starts such a cluster, and ends it."""
+    token = directory / "state" / "token"
+    variables = {"CALLBOARD_RUN_DIR": str(directory / "run"), "CALLBOARD_TOKEN_FILE": str(token)}
+    address = f"127.0.0.1:{free_port()}"
+    listen = ("--listen", address, "--state-dir", str(token.parent), "--stop-grace", "500ms")
+    quiet = ("--page", "none", "--metrics", "none", "--log-level", "error")
+    environment = {**os.environ, "CALLBOARD_RUN_DIR": str(directory / "run")}
+    lines = (
+        [sys.executable, "-m", "callboard.cli", "controller", *listen, *quiet],
+        _agent(address, "n0", directory / "agents" / "n0"),
+    )
+    programs: list[subprocess.Popen[bytes]] = []
+    try:
+        programs.extend(subprocess.Popen(line, cwd=ROOT, env=environment) for line in lines)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("CALLBOARD_RUN_DIR", str(directory / "run"))
+            with SyncClient(address, retry=60) as client:
+                client.ensure_pool("rlhf", nominal={"cpu": 8})
+                for event in client.watch(start_revision=1, types=["node."]):
+                    if event.state == "READY":
+                        break
+        yield Lasting(address, directory / "agents", variables)
+    finally:
+        for each in reversed(programs):
+            each.terminate()
+            assert each.wait(60) == 0
 
 
 def job(name: str, actor: str = ACTOR, **component: Any) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typer.testing import CliRunner, Result
 
 from callboard.cli.main import app
 from callboard.controller.logs import configure_logs
-from tests.cli.cluster import RealCluster, real_cluster
+from tests.cli.cluster import Lasting, RealCluster, lasting_cluster, real_cluster
 from tests.cli.machine import Machine
 from tests.support.fake_api import FakeApi, ThreadedApi
 
@@ -68,3 +68,19 @@ async def cluster(bare: RealCluster) -> RealCluster:
     await bare.add_node("n0")
     await bare.client.ensure_pool("rlhf", nominal={"cpu": 8})
     return bare
+
+
+@pytest.fixture(scope="module")
+def lasting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lasting]:
+    """The cluster of a module's tests that change nothing but jobs."""
+    with lasting_cluster(tmp_path_factory.mktemp("lasting")) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+async def shared(lasting: Lasting, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[RealCluster]:
+    """Of a module's cluster what `cluster` is, for a test that changes nothing but jobs: its jobs end with it."""
+    for name, value in lasting.variables.items():
+        monkeypatch.setenv(name, value)
+    async with lasting.lent() as cluster:
+        yield cluster

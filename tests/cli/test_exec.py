@@ -88,18 +88,18 @@ class Ended:
 
 class TestAProgram:
     async def test_it_has_the_workers_devices_environment_and_directory(
-        self, cluster: RealCluster, tmp_path: Path
+        self, shared: RealCluster, tmp_path: Path
     ) -> None:
         (tmp_path / "code").mkdir()
         (tmp_path / "code" / "here").write_text("came along")
-        handle = await busy(cluster, workers=2, env={"WHAT": "mine"}, working_dir=str(tmp_path / "code"))
+        handle = await busy(shared, workers=2, env={"WHAT": "mine"}, working_dir=str(tmp_path / "code"))
         line = ["sh", "-c", "echo $CUDA_VISIBLE_DEVICES $RANK $WHAT; cat here"]
         seen = [(await handle.exec(line, rank=rank)).stdout.split(maxsplit=3) for rank in (0, 1)]
         assert sorted(each[0] for each in seen) == [b"0", b"1"]
         assert [each[1:] for each in seen] == [[b"0", b"mine", b"came along"], [b"1", b"mine", b"came along"]]
 
-    async def test_input_output_and_exit_code_are_the_programs(self, cluster: RealCluster) -> None:
-        handle = await busy(cluster)
+    async def test_input_output_and_exit_code_are_the_programs(self, shared: RealCluster) -> None:
+        handle = await busy(shared)
         done = await handle.exec(["sh", "-c", "cat; echo err >&2; exit 7"], stdin=b"in\n" * 100_000)
         assert (done.exit_code, done.stderr, done.reason) == (7, b"err\n", "")
         assert done.stdout == b"in\n" * 100_000
@@ -111,22 +111,22 @@ class TestAProgram:
         assert gone.exit_code == 127
         assert "nvidia-smy was not found" in gone.reason
 
-    async def test_an_actor_has_programs_too(self, cluster: RealCluster) -> None:
-        handle = await cluster.client.submit(job("actor"))
+    async def test_an_actor_has_programs_too(self, shared: RealCluster) -> None:
+        handle = await shared.client.submit(job("actor"))
         await handle.running(timeout=60)
         done = await handle.exec(["python", "-c", "import os; print(os.environ['CUDA_VISIBLE_DEVICES'])"])
         assert done.stdout == b"0,1\n", done
 
-    async def test_what_it_leaves_behind_ends_with_it(self, cluster: RealCluster) -> None:
-        handle = await busy(cluster)
+    async def test_what_it_leaves_behind_ends_with_it(self, shared: RealCluster) -> None:
+        handle = await busy(shared)
         done = await handle.exec(["sh", "-c", "setsid sh -c 'trap \"\" TERM HUP; sleep 1000' & echo $!"])
         assert done.exit_code == 0
         await until_gone(int(done.stdout))
 
-    async def test_it_ends_when_whoever_asked_is_gone(self, cluster: RealCluster) -> None:
-        handle = await busy(cluster)
+    async def test_it_ends_when_whoever_asked_is_gone(self, shared: RealCluster) -> None:
+        handle = await busy(shared)
         process = await asyncio.create_subprocess_exec(
-            *(*CALLBOARD, "exec", handle.name, "--controller", cluster.address, "--"),
+            *(*CALLBOARD, "exec", handle.name, "--controller", shared.address, "--"),
             *("sh", "-c", "trap '' TERM HUP; echo $$; while :; do sleep 1000; done"),
             cwd=ROOT,
             stdin=asyncio.subprocess.PIPE,
@@ -152,8 +152,8 @@ class TestAProgram:
         assert done.exit_code == 137
         assert "stopped" in done.reason or "ended" in done.reason
 
-    async def test_a_reader_that_reads_nothing_holds_it_back(self, cluster: RealCluster, tmp_path: Path) -> None:
-        handle = await busy(cluster)
+    async def test_a_reader_that_reads_nothing_holds_it_back(self, shared: RealCluster, tmp_path: Path) -> None:
+        handle = await busy(shared)
         count = tmp_path / "count"
         count.write_text("0")
         many = (
@@ -238,8 +238,8 @@ class TestWhoMay:
                 assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT, asked
                 assert await call.details()
 
-    async def test_workers_that_arent_there_are_named(self, cluster: RealCluster) -> None:
-        handle = await busy(cluster)
+    async def test_workers_that_arent_there_are_named(self, shared: RealCluster) -> None:
+        handle = await busy(shared)
         with pytest.raises(NotFound, match="ranks 0 to 0"):
             await handle.exec(["true"], rank=3)
         with pytest.raises(NotFound, match="no component other") as caught:
@@ -252,9 +252,9 @@ class TestWhoMay:
 
 
 class TestATerminal:
-    async def test_it_is_one_of_the_same_size_where_ctrl_c_interrupts(self, cluster: RealCluster) -> None:
-        handle = await busy(cluster)
-        terminal = await at_terminal(cluster, "exec", handle.name, "-it", "--", "python", "-c", CONVERSATION)
+    async def test_it_is_one_of_the_same_size_where_ctrl_c_interrupts(self, shared: RealCluster) -> None:
+        handle = await busy(shared)
+        terminal = await at_terminal(shared, "exec", handle.name, "-it", "--", "python", "-c", CONVERSATION)
         await terminal.until(b"at 100 30 xterm 0\r\n")
         await terminal.resize(40, 120)
         await terminal.until(b"size 120 40\r\n")
@@ -265,18 +265,18 @@ class TestATerminal:
         terminal.type(b"\x04")
         assert (await terminal.ended())[0] == 3
 
-    async def test_leaving_it_ends_the_program(self, cluster: RealCluster) -> None:
-        handle = await busy(cluster)
-        terminal = await at_terminal(cluster, "exec", handle.name, "-it", "--", "sh", "-c", "echo pid $$.; cat")
+    async def test_leaving_it_ends_the_program(self, shared: RealCluster) -> None:
+        handle = await busy(shared)
+        terminal = await at_terminal(shared, "exec", handle.name, "-it", "--", "sh", "-c", "echo pid $$.; cat")
         pid = int((await terminal.until(b".\r\n")).split()[-1].rstrip(b"."))
         terminal.type(b"\x10")
         terminal.type(b"\x11")
         assert (await terminal.ended())[0] == 0
         await until_gone(pid)
 
-    async def test_a_run_with_a_terminal_goes_on_without_it_and_shows_it_again(self, cluster: RealCluster) -> None:
+    async def test_a_run_with_a_terminal_goes_on_without_it_and_shows_it_again(self, shared: RealCluster) -> None:
         terminal = await at_terminal(
-            cluster, "run", "--pool", "rlhf", "-it", "--name", "shown", "--", "python", "-c", CONVERSATION
+            shared, "run", "--pool", "rlhf", "-it", "--name", "shown", "--", "python", "-c", CONVERSATION
         )
         terminal.type(b"first\n")
         await terminal.until(b"got-first\r\n")
@@ -288,9 +288,9 @@ class TestATerminal:
         code, said = await terminal.ended()
         assert code == 0
         assert b"`callboard attach shown` shows its terminal again" in said
-        handle = await cluster.client.get_job("shown")
+        handle = await shared.client.get_job("shown")
         assert handle.state == "RUNNING"
-        again = await at_terminal(cluster, "attach", "shown")
+        again = await at_terminal(shared, "attach", "shown")
         await again.until(b"got-first\r\n")
         again.type(b"second\n")
         await again.until(b"got-second\r\n")
@@ -302,9 +302,9 @@ class TestATerminal:
         assert "got-first" in kept
         assert "got-second" in kept
 
-    async def test_a_command_without_one_has_none_to_show(self, cluster: RealCluster) -> None:
-        handle = await busy(cluster)
-        terminal = await at_terminal(cluster, "attach", handle.name)
+    async def test_a_command_without_one_has_none_to_show(self, shared: RealCluster) -> None:
+        handle = await busy(shared)
+        terminal = await at_terminal(shared, "attach", handle.name)
         code, said = await terminal.ended()
         assert code == 1
         assert b"was started without a terminal; `callboard run -it`" in said
@@ -359,9 +359,9 @@ def test_whoever_is_relieved_is_told_so_after_all_that_it_did_not_read_yet(tmp_p
         control.close()
 
 
-async def test_the_command_line_passes_input_signals_and_exit_codes(cluster: RealCluster) -> None:
-    handle = await busy(cluster)
-    line = (*CALLBOARD, "exec", handle.name, "--rank", "0", "--worker", "main", "--controller", cluster.address)
+async def test_the_command_line_passes_input_signals_and_exit_codes(shared: RealCluster) -> None:
+    handle = await busy(shared)
+    line = (*CALLBOARD, "exec", handle.name, "--rank", "0", "--worker", "main", "--controller", shared.address)
     pipes: dict[str, Any] = {
         "stdin": asyncio.subprocess.PIPE,
         "stdout": asyncio.subprocess.PIPE,

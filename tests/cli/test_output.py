@@ -35,8 +35,8 @@ async def texts(lines: AsyncIterator[LogLine]) -> list[str]:
 
 class TestReading:
     @pytest.mark.timeout(300)
-    async def test_ft_a1_every_attempt_is_read_after_the_end_by_every_client(self, cluster: RealCluster) -> None:
-        handle = await cluster.client.submit(fails("flaky", attempts=2, **ONCE))
+    async def test_ft_a1_every_attempt_is_read_after_the_end_by_every_client(self, shared: RealCluster) -> None:
+        handle = await shared.client.submit(fails("flaky", attempts=2, **ONCE))
         following = asyncio.create_task(texts(handle.logs(follow=True)))
         done = await handle.finished(timeout=90)
         assert (handle.state, done.attempt) == ("SUCCEEDED", 2)
@@ -45,13 +45,13 @@ class TestReading:
         for attempt in (1, 2):
             assert set(await texts(handle.logs(attempt=attempt))) == said[attempt]
         assert set(await texts(handle.logs())) == said[2], "the newest attempt, unless another is named"
-        one = await verb(cluster, "job", "logs", "flaky", "--attempt", "1", "--since", "1h", "--tail", "1")
+        one = await verb(shared, "job", "logs", "flaky", "--attempt", "1", "--since", "1h", "--tail", "1")
         assert len(one.stdout.splitlines()) == 1
-        shown = await verb(cluster, "job", "logs", "flaky", "--attempt", "1", "--since", "1h")
+        shown = await verb(shared, "job", "logs", "flaky", "--attempt", "1", "--since", "1h")
         assert set(shown.stdout.splitlines()) == {"attempt 1, rank 0", "trouble 1"}, shown.output
 
         def as_a_script() -> list[str]:
-            with SyncClient(cluster.address) as client:
+            with SyncClient(shared.address) as client:
                 return [line.text for line in client.get_job("flaky").logs(component="w", rank=0, attempt=1)]
 
         assert set(await asyncio.to_thread(as_a_script)) == {"attempt 1, rank 0", "trouble 1"}
@@ -61,27 +61,27 @@ class TestReading:
             assert str(next(iter(wrong.values()))) in str(refused.value)
 
     @pytest.mark.timeout(300)
-    async def test_ft_a1_a_failed_constructor_shows_why_in_logs_and_in_the_job(self, cluster: RealCluster) -> None:
+    async def test_ft_a1_a_failed_constructor_shows_why_in_logs_and_in_the_job(self, shared: RealCluster) -> None:
         spec = job("engine", f"{ACTORS}ChildFails", args=["hunter22"], secret_env={"ENGINE_TOKEN": "hunter22"})
-        handle = await cluster.client.submit(spec)
+        handle = await shared.client.submit(spec)
         failed = await handle.finished(timeout=90)
         assert handle.state == "FAILED"
         assert "see root cause above" in failed.state_reason
         assert "ValueError: no such device" in failed.stderr_tail
         assert "hunter22" not in failed.stderr_tail
         for what in ("get", "explain"):
-            shown = await verb(cluster, "job", what, "engine")
+            shown = await verb(shared, "job", what, "engine")
             assert "ValueError: no such device" in shown.stdout, what
         with pytest.raises(JobEnded) as ended:
             await handle.running()
         assert "ValueError: no such device" in ended.value.stderr_tail
-        logs = await verb(cluster, "job", "logs", "engine")
+        logs = await verb(shared, "job", "logs", "engine")
         assert (logs.exit_code, "ValueError: no such device" in logs.stdout) == (0, True), logs.output
 
-    async def test_a_job_that_has_not_started_says_so_and_a_follower_waits(self, cluster: RealCluster) -> None:
-        blocking = await cluster.client.submit(job("blocking"))
+    async def test_a_job_that_has_not_started_says_so_and_a_follower_waits(self, shared: RealCluster) -> None:
+        blocking = await shared.client.submit(job("blocking"))
         await blocking.running(timeout=90)
-        waiting = await cluster.client.submit(fails("waiting", gpu=2))
+        waiting = await shared.client.submit(fails("waiting", gpu=2))
         with pytest.raises(WrongState, match="has not started yet"):
             await texts(waiting.logs())
         following = asyncio.create_task(texts(waiting.logs(follow=True)))
@@ -137,10 +137,10 @@ class TestMissing:
 
 class TestBackpressure:
     @pytest.mark.timeout(300)
-    async def test_ft_a1_a_reader_that_stops_reading_delays_nobody(self, cluster: RealCluster) -> None:
-        handle = await cluster.client.submit(job("loud", f"{ACTORS}Printer", kwargs={"mebibytes": 32}, entry="loud"))
+    async def test_ft_a1_a_reader_that_stops_reading_delays_nobody(self, shared: RealCluster) -> None:
+        handle = await shared.client.submit(job("loud", f"{ACTORS}Printer", kwargs={"mebibytes": 32}, entry="loud"))
         await handle.finished(timeout=90)
-        async with open_channel(cluster.address) as channel:
+        async with open_channel(shared.address) as channel:
             request = ReadJobOutputRequest(name=f"jobs/{handle.job.uid}")
             stuck = [JobServiceStub(channel).ReadJobOutput(request) for _ in range(8)]
             for call in stuck:
@@ -152,7 +152,7 @@ class TestBackpressure:
                 async for _ in lines:
                     count += 1
             assert count == 32 * 16 * 1024
-            assert (await cluster.client.stats()).revision
+            assert (await shared.client.stats()).revision
             for call in stuck:
                 call.cancel()
 

@@ -30,12 +30,12 @@ def seen(job: Job) -> dict[tuple[str, int], tuple[str, str]]:
 
 
 class TestPlacedJobs:
-    async def test_a_job_file_with_a_cluster_runs_as_it_is_placed(self, cluster: RealCluster, tmp_path: Path) -> None:
+    async def test_a_job_file_with_a_cluster_runs_as_it_is_placed(self, shared: RealCluster, tmp_path: Path) -> None:
         file = tmp_path / "job.yaml"
         file.write_text(JOB)
-        result = await verb(cluster, "job", "submit", str(file), "--wait")
+        result = await verb(shared, "job", "submit", str(file), "--wait")
         assert result.exit_code == 0, result.output
-        job = (await cluster.client.get_job("placed")).job
+        job = (await shared.client.get_job("placed")).job
         assert seen(job) == {
             ("actor", 0): ("n0", "0"),
             ("actor", 1): ("n0", "1"),
@@ -45,7 +45,7 @@ class TestPlacedJobs:
             ("env", 3): ("n0", "1"),
         }
 
-    async def test_a_placement_may_stand_at_its_component(self, cluster: RealCluster, tmp_path: Path) -> None:
+    async def test_a_placement_may_stand_at_its_component(self, shared: RealCluster, tmp_path: Path) -> None:
         file = tmp_path / "job.yaml"
         text = """\
         name: short
@@ -54,35 +54,35 @@ class TestPlacedJobs:
           - {name: actor, actor: "tests.support.actors:Plain", component_placement: 1:0}
         """
         file.write_text(text)
-        result = await verb(cluster, "job", "submit", str(file), "--wait")
+        result = await verb(shared, "job", "submit", str(file), "--wait")
         assert result.exit_code == 0, result.output
-        assert seen((await cluster.client.get_job("short")).job) == {("actor", 0): ("n0", "1")}
+        assert seen((await shared.client.get_job("short")).job) == {("actor", 0): ("n0", "1")}
 
     async def test_an_rlinf_config_runs_with_probes_and_named_classes(
-        self, cluster: RealCluster, tmp_path: Path
+        self, shared: RealCluster, tmp_path: Path
     ) -> None:
         file = tmp_path / "grpo.yaml"
         file.write_text("runner: {task_type: embodied}\ncluster: {component_placement: {'actor,env': all}}\n")
         actors = ("--actors", "env=tests.support.actors:Plain")
         result = await verb(
-            cluster, "job", "submit", "--config", str(file), "--pool", "rlhf", "--name", "rl", *actors, "--wait"
+            shared, "job", "submit", "--config", str(file), "--pool", "rlhf", "--name", "rl", *actors, "--wait"
         )
         assert result.exit_code == 0, result.output
-        job = (await cluster.client.get_job("rl")).job
+        job = (await shared.client.get_job("rl")).job
         assert [component.actor for component in job.spec.components] == [
             "callboard.agents.probe:Probe",
             "tests.support.actors:Plain",
         ]
         assert seen(job)["actor", 1] == ("n0", "1")
 
-    async def test_an_rlinf_config_is_told_from_a_job(self, cluster: RealCluster, tmp_path: Path) -> None:
+    async def test_an_rlinf_config_is_told_from_a_job(self, shared: RealCluster, tmp_path: Path) -> None:
         file = tmp_path / "grpo.yaml"
         file.write_text("defaults: [_self_]\nrunner: {}\ncluster: {component_placement: {actor: all}}\n")
-        result = await verb(cluster, "job", "submit", str(file))
+        result = await verb(shared, "job", "submit", str(file))
         assert result.exit_code == 2
         assert f"callboard job submit --config {file} --pool POOL" in result.output.replace("\n", "")
         file.write_text("name: j\ncluster: {component_placement: {actor: all}}\n")
-        result = await verb(cluster, "job", "submit", str(file))
+        result = await verb(shared, "job", "submit", str(file))
         assert "pool: is required" in result.output
 
     async def test_every_fault_is_shown_at_its_line(self, cluster: RealCluster, tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ class TestPlacedJobs:
         assert not await cluster.client.list_jobs()
 
     async def test_what_makes_no_sense_is_refused_before_anything_is_sent(
-        self, cluster: RealCluster, tmp_path: Path
+        self, shared: RealCluster, tmp_path: Path
     ) -> None:
         config = tmp_path / "config.yaml"
         config.write_text("cluster: {component_placement: {actor: 0}}\n")
@@ -109,7 +109,7 @@ class TestPlacedJobs:
             (("--config", str(config), "--actors", "actr=a:B"), "there is no component 'actr'"),
             (("--config", str(config), "--actors", "actor=a"), "reads COMPONENT=pkg.module:Class"),
         ):
-            result = await verb(cluster, "job", "submit", *arguments)
+            result = await verb(shared, "job", "submit", *arguments)
             assert result.exit_code == 2, result.output
             assert said in " ".join(result.output.split()), result.output
 
@@ -125,15 +125,13 @@ class TestPlacedJobs:
         ids=["section", "interpolated", "merged"],
     )  # fmt: skip
     async def test_a_config_may_name_its_components_in_any_form(
-        self, cluster: RealCluster, tmp_path: Path, config: str, places: dict[tuple[str, int], tuple[str, str]]
+        self, shared: RealCluster, tmp_path: Path, config: str, places: dict[tuple[str, int], tuple[str, str]]
     ) -> None:
         file = tmp_path / "config.yaml"
         file.write_text(config)
-        result = await verb(
-            cluster, "job", "submit", "--config", str(file), "--pool", "rlhf", "--name", "any", "--wait"
-        )
+        result = await verb(shared, "job", "submit", "--config", str(file), "--pool", "rlhf", "--name", "any", "--wait")
         assert result.exit_code == 0, result.output
-        assert seen((await cluster.client.get_job("any")).job) == places
+        assert seen((await shared.client.get_job("any")).job) == places
 
     @pytest.mark.parametrize(
         ("config", "shown"),
@@ -144,11 +142,11 @@ class TestPlacedJobs:
         ],
     )
     async def test_a_config_whose_names_can_t_be_read_is_shown_with_its_lines(
-        self, cluster: RealCluster, tmp_path: Path, config: str, shown: tuple[str, ...]
+        self, shared: RealCluster, tmp_path: Path, config: str, shown: tuple[str, ...]
     ) -> None:
         file = tmp_path / "bad.yaml"
         file.write_text(config)
-        result = await verb(cluster, "job", "submit", "--config", str(file), "--pool", "rlhf")
+        result = await verb(shared, "job", "submit", "--config", str(file), "--pool", "rlhf")
         assert result.exit_code == 2
         for part in shown:
             assert part in result.output
@@ -167,44 +165,44 @@ class TestPlacedJobs:
         quiet = await verb(cluster, *line, "--name", "quiet", "--quiet")
         assert "warning" not in quiet.stderr
 
-    async def test_faults_at_components_are_at_their_own_lines(self, cluster: RealCluster, tmp_path: Path) -> None:
+    async def test_faults_at_components_are_at_their_own_lines(self, shared: RealCluster, tmp_path: Path) -> None:
         file = tmp_path / "job.yaml"
         file.write_text(
             "name: j\npool: rlhf\ncluster: {node_groups: [{label: g, node_ranks: 0}]}\ncomponents:\n"
             f"  - {{name: a, actor: '{ACTOR}', component_placement: {{node_group: gg, placement: 0}}}}\n"
             f"  - name: b\n    actor: {ACTOR}\n    component_placement: 0-7\n"
         )
-        result = await verb(cluster, "job", "submit", str(file))
+        result = await verb(shared, "job", "submit", str(file))
         assert result.exit_code == 2
         first = file.read_text().splitlines()[4].index("gg") + 1
         assert f"job.yaml:5:{first}: error: component a: unknown node group 'gg'; did you mean g?" in result.output
         assert "job.yaml:8:26: error: component b: segment '0-7'" in result.output
 
-    async def test_faults_of_a_json_job_are_at_their_own_columns(self, cluster: RealCluster, tmp_path: Path) -> None:
+    async def test_faults_of_a_json_job_are_at_their_own_columns(self, shared: RealCluster, tmp_path: Path) -> None:
         file = tmp_path / "job.json"
         job = {"name": "j", "pool": "rlhf", "components": [{"name": "a", "actor": ACTOR, "component_placement": "0,9"}]}
         file.write_text(json.dumps(job))
-        result = await verb(cluster, "job", "submit", str(file))
+        result = await verb(shared, "job", "submit", str(file))
         assert result.exit_code == 2
         assert f"job.json:1:{file.read_text().index('0,9') + 3}: error" in result.output
 
-    async def test_what_the_job_says_otherwise_is_told_at_its_lines(self, cluster: RealCluster, tmp_path: Path) -> None:
+    async def test_what_the_job_says_otherwise_is_told_at_its_lines(self, shared: RealCluster, tmp_path: Path) -> None:
         file = tmp_path / "job.yaml"
         file.write_text(
             "name: j\npool: rlhf\ncluster:\n  component_placement: {a: 0, b: 1}\ncomponents:\n"
             f"  - name: a\n    actor: {ACTOR}\n    workers: 3\n"
             f"  - {{name: b, actor: '{ACTOR}', resources: {{gpu: 2}}}}\n"
         )
-        result = await verb(cluster, "job", "submit", str(file))
+        result = await verb(shared, "job", "submit", str(file))
         assert result.exit_code == 2
         column = file.read_text().splitlines()[8].index("gpu") + 1
         assert "8:5: components[0].workers: a states 3 workers, its placement makes 1" in result.output
         assert f"9:{column}: components[1].resources.gpu: b asks 2 GPU a worker" in result.output
         file.write_text(file.read_text().replace("{a: 0, b: 1}", "{c: 1}").replace("    workers: 3\n", ""))
-        result = await verb(cluster, "job", "submit", str(file))
+        result = await verb(shared, "job", "submit", str(file))
         assert "4:3: cluster.component_placement: places c, but the job's components are a, b" in result.output
 
-    async def test_show_and_submit_read_a_job_alike(self, cluster: RealCluster, tmp_path: Path) -> None:
+    async def test_show_and_submit_read_a_job_alike(self, shared: RealCluster, tmp_path: Path) -> None:
         file = tmp_path / "job.yaml"
         file.write_text(
             "name: both\npool: rlhf\ncomponents:\n"
@@ -212,10 +210,10 @@ class TestPlacedJobs:
             f"  - {{name: b, actor: '{ACTOR}', component_placement: {{node_group: g, placement: 1}}}}\n"
             "cluster:\n  component_placement: {a: 0}\n  node_groups: [{label: g, node_ranks: 0}]\n"
         )
-        shown = await verb(cluster, "placement", "show", str(file), "-o", "json")
+        shown = await verb(shared, "placement", "show", str(file), "-o", "json")
         assert {part["name"] for part in json.loads(shown.stdout)["components"]} == {"a", "b"}
-        assert (await verb(cluster, "job", "submit", str(file), "--wait")).exit_code == 0
-        assert seen((await cluster.client.get_job("both")).job) == {("a", 0): ("n0", "0"), ("b", 0): ("n0", "1")}
+        assert (await verb(shared, "job", "submit", str(file), "--wait")).exit_code == 0
+        assert seen((await shared.client.get_job("both")).job) == {("a", 0): ("n0", "0"), ("b", 0): ("n0", "1")}
 
 
 def placed_job(name: str, placement: object, **more: Any) -> dict[str, Any]:
@@ -236,26 +234,26 @@ def charged(job: Job) -> list[tuple[str, str, list[int]]]:
 class TestLives:
     """What becomes of placed jobs when others come, and when nodes go."""
 
-    async def test_stated_shares_share_a_gpu_until_it_is_full(self, cluster: RealCluster) -> None:
-        first = await cluster.client.submit(placed_job("s1", {"placement": 0, "share": 500}))
-        second = await cluster.client.submit(placed_job("s2", {"placement": 0, "share": 0.5}))
+    async def test_stated_shares_share_a_gpu_until_it_is_full(self, shared: RealCluster) -> None:
+        first = await shared.client.submit(placed_job("s1", {"placement": 0, "share": 500}))
+        second = await shared.client.submit(placed_job("s2", {"placement": 0, "share": 0.5}))
         await first.running(30)
         await second.running(30)
-        third = await cluster.client.submit(placed_job("s3", {"placement": 0, "share": 100}))
-        why = await verb(cluster, "job", "explain", "s3")
+        third = await shared.client.submit(placed_job("s3", {"placement": 0, "share": 100}))
+        why = await verb(shared, "job", "explain", "s3")
         assert "w/0 must have 0.1 of device 0 on n0, of which 0 is free; s1, s2 use it" in why.output
         await first.cancel()
         await third.running(30)
         assert charged(third.job) == [("n0", "0", [100])]
         assert charged(second.job) == [("n0", "0", [500])]
 
-    async def test_a_preempted_job_comes_back_to_its_own_places(self, cluster: RealCluster) -> None:
-        low = await cluster.client.submit(placed_job("low", "1"))
+    async def test_a_preempted_job_comes_back_to_its_own_places(self, shared: RealCluster) -> None:
+        low = await shared.client.submit(placed_job("low", "1"))
         await low.running(30)
-        high = await cluster.client.submit(placed_job("high", "0-1", priority=9))
+        high = await shared.client.submit(placed_job("high", "0-1", priority=9))
         await high.running(30)
         await high.cancel()
-        low = await cluster.client.get_job("low")
+        low = await shared.client.get_job("low")
         await low.running(30)
         assert charged(low.job) == [("n0", "1", [1000])]
 
@@ -315,15 +313,15 @@ cluster:
         }
 
     async def test_a_placed_job_is_shown_by_its_text_and_shared_devices_once(
-        self, cluster: RealCluster, tmp_path: Path
+        self, shared: RealCluster, tmp_path: Path
     ) -> None:
         file = tmp_path / "job.yaml"
         file.write_text(JOB)
-        await verb(cluster, "job", "submit", str(file), "--wait")
-        shown = (await verb(cluster, "job", "get", "placed")).stdout
+        await verb(shared, "job", "submit", str(file), "--wait")
+        shown = (await verb(shared, "job", "get", "placed")).stdout
         assert "actor 0-1, env 0-1:0-3" in shown
         assert "actor 0.668 GPU in all as placed" in shown  # a third of each, the others are env's
-        listed = (await verb(cluster, "job", "list")).stdout
+        listed = (await verb(shared, "job", "list")).stdout
         assert "n0 GPU 0,1" in listed
-        status = (await verb(cluster, "status")).stdout
+        status = (await verb(shared, "status")).stdout
         assert "placed ×3" in status

@@ -44,12 +44,12 @@ def _holding(root: Path, text: str) -> list[Path]:
 
 class TestColocation:
     async def test_three_components_are_one_worker_and_shown_as_what_was_asked(
-        self, cluster: RealCluster, tmp_path: Path
+        self, shared: RealCluster, tmp_path: Path
     ) -> None:
         file = tmp_path / "job.json"
         file.write_text(json.dumps(training()))
-        shown = await verb(cluster, "job", "submit", str(file), "--wait", "--timeout", "40")
-        job = await cluster.client.get_job("train")
+        shown = await verb(shared, "job", "submit", str(file), "--wait", "--timeout", "40")
+        job = await shared.client.get_job("train")
         assert job.state == "RUNNING", shown.output
         assert [(worker.key.component, list(worker.members)) for worker in job.job.workers] == [
             ("training", ["trainer", "trajectories", "sync"]),
@@ -61,11 +61,11 @@ class TestColocation:
         assert set(spec) == {"trainer", "trajectories", "sync", "loader"}
         assert (spec["trainer"].max_concurrency, spec["trajectories"].max_concurrency) == (1, 100)
         assert spec["trajectories"].resources.cpu_milli == 1000
-        assert len(cluster.processes()) == 2
+        assert len(shared.processes()) == 2
 
-        listed = await verb(cluster, "worker", "list")
+        listed = await verb(shared, "worker", "list")
         assert "training: trainer, trajectories, sync" in listed.stdout
-        assert "2/2" in (await verb(cluster, "status")).stdout
+        assert "2/2" in (await verb(shared, "status")).stdout
         handles = job.workers("trajectories")
         assert [(handle.component, handle.member) for handle in handles] == [("training", "trajectories")]
         assert handles[0].put.method == "trajectories.put"
@@ -73,9 +73,9 @@ class TestColocation:
         with pytest.raises(NoActor):
             handles[0].put.remote(1)
 
-    async def test_its_loads_are_seen_by_member(self, cluster: RealCluster) -> None:
-        await running(cluster, training())
-        found = json.loads((await verb(cluster, "top", "--once", "-o", "json")).stdout)
+    async def test_its_loads_are_seen_by_member(self, shared: RealCluster) -> None:
+        await running(shared, training())
+        found = json.loads((await verb(shared, "top", "--once", "-o", "json")).stdout)
         group = next(each for each in found["workers"] if each["worker"]["component"] == "training")
         assert [(call["member"], call["limit"]) for call in group["calls"]] == [
             ("trainer", 1),
@@ -83,39 +83,39 @@ class TestColocation:
             ("sync", 10),
         ]
         assert int(group["memory_bytes"]) > 1 << 20
-        assert "0/100" in (await verb(cluster, "top", "--once")).stdout
+        assert "0/100" in (await verb(shared, "top", "--once")).stdout
 
-    async def test_a_failing_member_is_named(self, cluster: RealCluster) -> None:
+    async def test_a_failing_member_is_named(self, shared: RealCluster) -> None:
         spec = training()
         spec["components"][1]["actor"] = "tests.support.actors:Broken"
-        job = await cluster.client.submit(spec)
+        job = await shared.client.submit(spec)
         await job.finished(timeout=90)
         assert job.state == "FAILED"
         assert "trajectories: ValueError: no weights here" in job.job.state_reason
 
 
 class TestSignals:
-    async def test_reported_gauges_scale_an_elastic_component(self, cluster: RealCluster) -> None:
+    async def test_reported_gauges_scale_an_elastic_component(self, shared: RealCluster) -> None:
         rules = [
             {"signal": "queue_depth", "above": 100, "action": "down"},
             {"signal": "pending_items", "above": 0, "action": "up", "step": 2},
         ]
         worker = part("rollout", "Silent", role="rollout_worker", min_workers=1, max_workers=3, scaling=rules)
-        job = await running(cluster, {"name": "roll", "pool": "rlhf", "components": [worker]})
-        assert await cluster.client.report("roll", {"pending_items": 7}) == {"rollout": 3}
+        job = await running(shared, {"name": "roll", "pool": "rlhf", "components": [worker]})
+        assert await shared.client.report("roll", {"pending_items": 7}) == {"rollout": 3}
         await job.until(lambda seen: len(seen.workers) == 3, "three workers", 40)
         assert await job.report({"queue_depth": 101.5}) == {"rollout": 2}
         await job.until(lambda seen: sorted(each.key.rank for each in seen.workers) == [0, 1], "two workers", 40)
-        shown = await verb(cluster, "top", "--once", "-o", "json")
+        shown = await verb(shared, "top", "--once", "-o", "json")
         assert json.loads(shown.stdout)["gauges"] == {"roll": {"pending_items": 7, "queue_depth": 101.5}}
 
-    async def test_what_is_no_gauge_is_refused(self, cluster: RealCluster) -> None:
+    async def test_what_is_no_gauge_is_refused(self, shared: RealCluster) -> None:
         from callboard.wire.refusals import InvalidRequest
 
-        await running(cluster, {"name": "x", "pool": "rlhf", "components": [part("a", "Silent")]})
+        await running(shared, {"name": "x", "pool": "rlhf", "components": [part("a", "Silent")]})
         for bad in ({"a b": 1.0}, {"a": float("nan")}, {f"g{number}": 1.0 for number in range(65)}):
             with pytest.raises(InvalidRequest):
-                await cluster.client.report("x", bad)
+                await shared.client.report("x", bad)
 
 
 class TestEnvironment:
@@ -146,14 +146,14 @@ class TestEnvironment:
             assert not [text for text in shown if value in text]
             assert _holding(tmp_path, value) == [], "nor in the agents' records of what they started"
 
-    async def test_job_env_shows_what_a_worker_has_with_secrets_masked(self, cluster: RealCluster) -> None:
+    async def test_job_env_shows_what_a_worker_has_with_secrets_masked(self, shared: RealCluster) -> None:
         component = part("a", "Silent", env={"MODE": "fast", "HF_TOKEN": "abc123"}, secret_env={"DB": "hunter2"})
-        await running(cluster, {"name": "j", "pool": "rlhf", "components": [component]})
-        (found,) = json.loads((await verb(cluster, "job", "env", "j", "-o", "json")).stdout)
+        await running(shared, {"name": "j", "pool": "rlhf", "components": [component]})
+        (found,) = json.loads((await verb(shared, "job", "env", "j", "-o", "json")).stdout)
         environment = found["environment"]
         assert (environment["MODE"], environment["HF_TOKEN"], environment["DB"]) == ("fast", "********", "********")
         assert (environment["RANK"], environment["LOG_LEVEL"], environment["CUDA_VISIBLE_DEVICES"]) == ("0", "INFO", "")
-        shown = await verb(cluster, "job", "env", "j", "--component", "a", "--rank", "0")
+        shown = await verb(shared, "job", "env", "j", "--component", "a", "--rank", "0")
         assert "  MODE=fast" in shown.stdout
 
     async def test_of_five_thousand_variables_of_the_agent_a_worker_sees_the_allow_list(
@@ -179,22 +179,22 @@ class TestDoctor:
         assert shown.exit_code == 0, shown.output
         assert "Healthy" in shown.stdout
 
-    async def test_names_what_waits_and_why(self, cluster: RealCluster) -> None:
-        await running(cluster, training("first", max_concurrency=1))
-        await cluster.client.submit(training("second") | {"placement": "STRICT_PACK"})
-        await cluster.client.submit(training("third"))
-        shown = await verb(cluster, "doctor", "-o", "json")
+    async def test_names_what_waits_and_why(self, shared: RealCluster) -> None:
+        await running(shared, training("first", max_concurrency=1))
+        await shared.client.submit(training("second") | {"placement": "STRICT_PACK"})
+        await shared.client.submit(training("third"))
+        shown = await verb(shared, "doctor", "-o", "json")
         assert shown.exit_code == 1
         found = json.loads(shown.stdout)["findings"]
         assert any(each["kind"] == "pending" and "third waits" in each["what"] for each in found)
 
-    async def test_a_worker_that_was_killed_is_reported_with_its_peak(self, cluster: RealCluster) -> None:
-        job = await running(cluster, {"name": "j", "pool": "rlhf", "components": [part("a", "Silent")]})
+    async def test_a_worker_that_was_killed_is_reported_with_its_peak(self, shared: RealCluster) -> None:
+        job = await running(shared, {"name": "j", "pool": "rlhf", "components": [part("a", "Silent")]})
         worker = job.job.workers[0]
         # Its tree is looked at every two seconds; `top` looks at once, and says the peak.
         found: dict[str, Any] = {}
         while int(found.get("peak_memory_bytes", 0)) == 0:
-            (found,) = json.loads((await verb(cluster, "top", "--once", "-o", "json")).stdout)["workers"]
+            (found,) = json.loads((await verb(shared, "top", "--once", "-o", "json")).stdout)["workers"]
         os.kill(worker.pid, signal.SIGKILL)
         await job.finished(timeout=90)
         assert "killed by signal 9" in job.job.state_reason

@@ -42,13 +42,13 @@ class TestReads:
         assert uids[0] in (await verb(cluster, "job", "list", "-o", "wide")).stdout
 
     async def test_mu_07_a_resource_error_names_the_controller_and_its_nodes(
-        self, cluster: RealCluster, tmp_path: Path
+        self, shared: RealCluster, tmp_path: Path
     ) -> None:
         file = tmp_path / "job.json"
         file.write_text(json.dumps(job("huge", resources={"cpu": 1, "gpu": 16})))
-        shown = await verb(cluster, "job", "submit", str(file))
+        shown = await verb(shared, "job", "submit", str(file))
         assert shown.exit_code == 3
-        assert f"controller {cluster.address}" in shown.stderr
+        assert f"controller {shared.address}" in shown.stderr
         assert "with n0" in shown.stderr
 
     async def test_every_service_is_found_by_reflection(self, bare: RealCluster) -> None:
@@ -69,12 +69,12 @@ class TestReads:
 
 class TestVerbs:
     @pytest.mark.timeout(300)
-    async def test_a_job_is_followed_with_its_log_to_its_end(self, cluster: RealCluster, tmp_path: Path) -> None:
+    async def test_a_job_is_followed_with_its_log_to_its_end(self, shared: RealCluster, tmp_path: Path) -> None:
         talker = job("talk", "tests.support.actors:Talker", kwargs={"gate": str(tmp_path / "gate")}, entry="run")
-        handle = await cluster.client.submit(talker)
+        handle = await shared.client.submit(talker)
         await handle.running(timeout=90)
-        watching = await program(cluster, "job", "watch", "talk")
-        following = await program(cluster, "job", "logs", "talk", "--follow")
+        watching = await program(shared, "job", "watch", "talk")
+        following = await program(shared, "job", "logs", "talk", "--follow")
         assert "Job talk is RUNNING" in await first_line(watching)
         assert await first_line(following) == "hello from the worker"
         (tmp_path / "gate").touch()
@@ -101,15 +101,15 @@ class TestVerbs:
         assert (await handle.finished(timeout=60)).state == job_pb2.JOB_STATE_CANCELLED
 
     async def test_ft_a1_output_of_a_job_that_ended_is_read_from_anywhere(
-        self, cluster: RealCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, shared: RealCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         (tmp_path / "gate").touch()
         quick = job("quick", "tests.support.actors:Talker", kwargs={"gate": str(tmp_path / "gate")}, entry="run")
-        await (await cluster.client.submit(quick)).finished(timeout=90)
+        await (await shared.client.submit(quick)).finished(timeout=90)
         monkeypatch.setenv("CALLBOARD_RUN_DIR", str(tmp_path / "elsewhere"))  # As on another machine.
-        shown = await verb(cluster, "job", "logs", "quick", "--tail", "1")
+        shown = await verb(shared, "job", "logs", "quick", "--tail", "1")
         assert (shown.exit_code, shown.stdout) == (0, "goodbye\n"), shown.output
-        unknown = await verb(cluster, "job", "logs", "quick", "--rank", "7")
+        unknown = await verb(shared, "job", "logs", "quick", "--rank", "7")
         assert (unknown.exit_code, "had no worker of rank 7" in unknown.stderr) == (1, True), unknown.stderr
 
     async def test_a_pool_is_changed_and_ended(self, cluster: RealCluster) -> None:
@@ -146,22 +146,22 @@ class TestVerbs:
         await handle.running(timeout=90)
         assert handle.job.attempt == 2
 
-    async def test_an_elastic_component_is_scaled(self, cluster: RealCluster) -> None:
+    async def test_an_elastic_component_is_scaled(self, shared: RealCluster) -> None:
         elastic = job("grows", resources={"cpu": 1}, min_workers=1, max_workers=3)
-        handle = await cluster.client.submit(elastic)
+        handle = await shared.client.submit(elastic)
         await handle.running(timeout=90)
         for count in (1, 2):
-            shown = await verb(cluster, "job", "scale", "grows", "w", str(count))
+            shown = await verb(shared, "job", "scale", "grows", "w", str(count))
             assert shown.exit_code == 0, shown.output
             await handle.until(partial(has_ready, count), f"{count} workers", 30)
         with pytest.raises(CallboardError):
             await handle.scale("w", 9)
 
-    async def test_a_session_owned_job_lives_as_long_as_its_client(self, cluster: RealCluster) -> None:
-        owner = Client(cluster.address)
+    async def test_a_session_owned_job_lives_as_long_as_its_client(self, shared: RealCluster) -> None:
+        owner = Client(shared.address)
         spec = job("owned") | {"owner": {"session": {"lease": "1s"}}}
         uid = (await owner.submit(spec)).job.uid
-        handle = await cluster.client.get_job(uid)
+        handle = await shared.client.get_job(uid)
         await handle.running(timeout=90)
         with pytest.raises(TimeoutError):
             await handle.finished(timeout=2.5)  # More than two leases.

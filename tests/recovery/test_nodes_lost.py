@@ -36,7 +36,7 @@ async def site(tmp_path: Path) -> AsyncIterator[RealCluster]:
         async with Client(controller.address) as client:
             await client.set_policy({"cancel_timeout": 1, "kill_timeout": 1})
             await client.ensure_pool("rlhf")
-            cluster = RealCluster(tmp_path / "agents", controller, client)
+            cluster = RealCluster(tmp_path / "agents", controller.address, client)
             try:
                 yield cluster
             finally:
