@@ -25,7 +25,8 @@ def main() -> None:
 
     torch._dynamo must be there before the group is: loaded after it, it keeps the group, whose gloo threads then live
     until the interpreter ends and may abort it ("terminate called without an active exception", torch 2.13, PyTorch's
-    issue 190489). So the threads end with the model instead.
+    issue 190489). And the model must go before the group: where it goes last, its end joins those threads and holds the
+    interpreter's lock, while one of them may wait for that lock to forget the barrier: it would never end.
     """
     arguments = argparse.ArgumentParser()
     arguments.add_argument("--steps", type=int, default=20)
@@ -51,6 +52,7 @@ def main() -> None:
     weight = model.module.weight.item()
     print(f"rank {rank} of {dist.get_world_size()}: weight {weight:.6f}", flush=True)
     dist.barrier()  # Nobody leaves before all have what they need of each other.
+    del model
     dist.destroy_process_group()
 
 
