@@ -282,9 +282,8 @@ async def test_of_two_clusters_each_sees_its_devices_one_yields_to_a_third_and_g
         assert lost in other.job.state_reason
         await cluster.add_node(lost)
         again = await until_line(stays.stdout, " on 2 with ")  # Ray warns of its dead node on standard output, too
-        seen = again.partition(" on ")[2]  # on either device: the other cluster is gone meanwhile
-        assert seen in [f"2 with 2 ['{device}']\n" for device in "01"], "a new cluster on both"
+        seen = [f"from 7 on 2 with 2 ['{device}']\n" for device in "01"]  # on either: the other cluster is gone
+        assert again in seen, "a new cluster on both, and from where it had stopped"
+        assert await stays.wait() == 0
         assert (await other.refresh()).attempt == 2
-        await other.cancel()
-        await stays.wait()
         await held.gone()

@@ -64,6 +64,11 @@ class TestOneProgram:
         assert "ended with exit code 7" in done.stderr
         assert (await ran(shared, "--quiet", "--", "true")).exit_code == 0
 
+    async def test_one_that_fails_goes_on_from_its_checkpoint(self, shared: RealCluster) -> None:
+        text = "cd $CALLBOARD_CHECKPOINT_DIR; cat step 2>/dev/null && exit; echo 7 > step; exit 3"
+        done = await ran(shared, "--restarts", "1", "--", "sh", "-c", text)
+        assert (done.exit_code, done.stdout) == (0, "7\n"), done
+
     async def test_what_isnt_there_is_told_at_once(self, shared: RealCluster, tmp_path: Path) -> None:
         done = await ran(shared, "--name", "typo", "pyhton", "train.py")
         assert done.exit_code == 1

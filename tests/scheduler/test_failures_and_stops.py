@@ -10,7 +10,8 @@ from google.protobuf.json_format import MessageToDict
 
 from callboard.controller.views.jobs import job_message
 from callboard.controller.views.nodes import node_message
-from callboard.model.specs import OnPreempt, RestartPolicy, StopPolicy
+from callboard.model.quantities import Resources
+from callboard.model.specs import PROGRAM, RAY_PROGRAM, ComponentSpec, OnPreempt, RestartPolicy, StopPolicy
 from callboard.scheduler import Scheduler, State
 from callboard.scheduler.handlers.stopping import CAUSE_MS
 from callboard.scheduler.records import commands as cmd
@@ -438,6 +439,36 @@ def test_ft_a4_a_checkpoint_that_nobody_could_leave_is_lost(end: str, on_preempt
     assert world.job("j").checkpoint_lost == f"main/0: {why}"
     assert world.job("j").reason == f"preempted by hand; checkpoint lost: main/0: {why}"
     assert world.status("j") is (JobState.PENDING if on_preempt is OnPreempt.REQUEUE else JobState.CANCELLED)
+
+
+@pytest.mark.parametrize(("actor", "left"), [(RAY_PROGRAM, b"step 7"), (PROGRAM, b"step 7"), ("tests:Actor", None)])
+@pytest.mark.parametrize("end", ["failure", "node"])
+def test_what_a_command_wrote_counts_when_it_or_another_worker_has_failed(
+    end: str, actor: str, left: bytes | None
+) -> None:
+    world = World({"n1": 1, "n2": 1})
+    world.pool()
+    main = ComponentSpec(
+        name="main",
+        actor=actor,
+        args_json='[["train"]]',
+        entry="run",
+        min_workers=2,
+        max_workers=2,
+        resources=Resources.parse({"gpu": 1}),
+    )
+    world.submit("j", components=[main], restart=RestartPolicy(max_restarts=1))
+    world.checkpoints["j"] = b"step 7"
+    first, second = world.workers("j")
+    if end == "node":
+        world.lose(second.node_id)
+        world.join("n3", 1)
+    else:
+        raises(world, first, "it ended with exit code 1")
+        world.tick(60_000)
+    assert world.job("j").attempt == 2
+    again = [start for start in world.starts if start.worker.attempt == 2]
+    assert [start.checkpoint and start.checkpoint.data for start in again] == [left, left if end == "failure" else None]
 
 
 def test_ft_a4_a_job_that_requires_checkpoints_is_spared_until_it_ran_for_its_min_runtime() -> None:

@@ -59,8 +59,10 @@ def stop(
     within_ms: int | None = None,
 ) -> None:
     """Stops every worker of a job and moves it to STOPPING, PREEMPTING or RECOVERING; it goes on when all are gone.
-    What is being stopped already is only hastened."""
+    What is being stopped already is only hastened. Of a command the files that it wrote are a checkpoint at any moment,
+    also when it or another worker has failed; an actor that lost others is not asked."""
     job, spec = tx.state.jobs[uid], tx.state.specs[uid].spec
+    commands = {component.name for component in spec.components if component.command}
     lost = "" if checkpoint else job.checkpoint_lost
     tx.move_job(uid, state, reason, deadline_ms=0, target=target, cause_ms=0, checkpoint_lost=lost)
     bounds = stop_timeouts(tx.state, spec, within_ms)
@@ -69,7 +71,8 @@ def stop(
             tx.move_worker(worker.generation, WORKER_STOPPED, "never started", outcome=StopOutcome.ALREADY_GONE)
             groups.let_go(tx, worker.group_id)
         elif worker.state in (WORKER_STARTING, WORKER_READY):
-            stop_one(tx, worker, reason, kind, bounds, checkpoint=checkpoint)
+            keeps = checkpoint or (state is JOB_RECOVERING and worker.component in commands)
+            stop_one(tx, worker, reason, kind, bounds, checkpoint=keeps)
         elif worker.state is WORKER_STOPPING:
             hasten(tx, worker, reason, kind, bounds)
     settle(tx, uid)
