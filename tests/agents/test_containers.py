@@ -56,6 +56,8 @@ env["STORE"] = os.environ["CONTAINERS_STORAGE_CONF"]
 for name, _, said in (each.partition("=") for each in names):
     if said or name in os.environ:
         env[name] = said or os.environ[name]
+    elif name.endswith("*"):
+        env |= {{each: os.environ[each] for each in os.environ if each.startswith(name[:-1])}}
 read, write = os.pipe()
 if os.fork() == 0:  # conmon: a session of its own, and nobody's child
     os.setsid()
@@ -71,6 +73,13 @@ sys.exit(os.read(read, 1)[0])
 """
 
 
+def stand_in(folder: Path, log: Path) -> None:
+    """Put one into a folder."""
+    folder.mkdir()
+    (folder / "podman").write_text(PODMAN.format(python=sys.executable, log=str(log)))
+    (folder / "podman").chmod(0o755)
+
+
 @pytest.fixture
 def log(tmp_path: Path) -> Path:
     return tmp_path / "log"
@@ -78,9 +87,7 @@ def log(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def podman(tmp_path: Path, log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin/podman").write_text(PODMAN.format(python=sys.executable, log=str(log)))
-    (tmp_path / "bin/podman").chmod(0o755)
+    stand_in(tmp_path / "bin", log)
     monkeypatch.setenv("PATH", f"{tmp_path}/bin", prepend=os.pathsep)
     monkeypatch.setenv("CONTAINERS_STORAGE_CONF", "/node/storage.conf")
 
@@ -182,6 +189,9 @@ class Actor:
     def run(self):
         print(json.dumps([self.args, self.devices, dict(os.environ), os.getpid(), sys.path]), flush=True)
         threading.Event().wait()
+    def seen(self):
+        import ray
+        return os.environ["OF_IMAGE"], os.getpid(), ray.get_gpu_ids()
     def checkpoint(self):
         return b"step 7"
 class Stubborn:

@@ -10,13 +10,11 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, suppress
 from io import BytesIO
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
 
 from callboard.agents.files.run_dir import RunDir
 from callboard.agents.host.framing import RemoteError
@@ -26,9 +24,13 @@ from callboard.client.packing import pack_requirements
 from callboard.security.processes import read_entry
 from callboard.v1 import agent_pb2
 from tests.agents.conftest import assert_nothing_left, is_gone, started_by, until_gone
-from tests.support.agents_on_ray import START_S, Cluster, bring_up, joined, run_node, stores_seen
-from tests.support.fake_controller import FakeController, start_worker
+from tests.agents.test_containers import actor, stand_in
+from tests.support import images
+from tests.support.agents_on_ray import START_S, Cluster, cluster, joined, run_node, stores_seen
+from tests.support.fake_controller import start_worker
 from tests.support.wheels import wheel
+
+__all__ = ["cluster"]
 
 pytestmark = [pytest.mark.ray, pytest.mark.asyncio(loop_scope="module")]
 
@@ -36,28 +38,6 @@ pytestmark.append(pytest.mark.timeout(START_S + 60))
 
 CHOSEN_IPS = ["127.0.0.2", *[each for each in host_addresses() if ":" not in each and " " not in each][:1]]
 """A loopback address and the first of the host's own, if it has any."""
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Cluster]:
-    folder = tmp_path_factory.mktemp("ray")
-    async with FakeController().serving() as controller:
-        agents: dict[str, asyncio.subprocess.Process] = {}
-        probes: list[asyncio.subprocess.Process] = []
-        try:
-            yield await bring_up(controller, folder, agents, probes)
-        finally:
-            for probe in probes:
-                probe.kill()
-                await probe.communicate()
-            # The head last: the others would lose their cluster.
-            for node in reversed(agents):
-                if agents[node].returncode is None:
-                    agents[node].terminate()
-            codes = [await agent.wait() for agent in agents.values()]
-        assert codes == [0, 0]
-        for node in agents:
-            assert_nothing_left(folder / node)
 
 
 class TestNodes:
@@ -374,6 +354,24 @@ class TestWorkers:
         (prefix,) = await cluster.call(command, "said")
         assert str(prefix).startswith(f"{cluster.folder}/n1/environments/")
         await cluster.stop(command)
+
+    @pytest.mark.timeout(300)  # it makes its image
+    async def test_one_in_a_container_is_called_through_ray_and_leaves_its_checkpoint(
+        self, cluster: Cluster, tmp_path: Path
+    ) -> None:
+        podman = cluster.folder / "podman"
+        why = await asyncio.to_thread(images.why_unusable, podman, images.settings(podman, images.PACKAGES))
+        if why:
+            stand_in(cluster.folder / "bin", tmp_path / "log")
+        start = actor(cluster.controller, "Actor", images.PYTHON, job="image", devices=("1",), start_timeout_ms=60_000)
+        start.entry = ""
+        report = await cluster.controller.do("n1", start_worker=start)
+        assert report.worker_ready.cold_reason == "it runs in a container", report
+        pid = report.worker_ready.pid
+        assert await cluster.call(start, "seen") == [["yes", pid, [1]]]
+        end = await cluster.stop(start, cancel_timeout_ms=8000, checkpoint=True)
+        assert end.checkpoint.data == b"step 7", end
+        assert is_gone(pid)
 
     @pytest.mark.parametrize("interpreter", ["", sys.executable])
     async def test_ft_b4_one_that_takes_one_call_at_a_time_lives_on_the_main_thread(

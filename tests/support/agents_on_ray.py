@@ -12,7 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+import pytest_asyncio
+
 from callboard.v1 import agent_pb2, common_pb2, inspection_pb2
+from tests.agents.conftest import assert_nothing_left
+from tests.support import images
 from tests.support.fake_controller import FakeController, start_worker, stop_worker
 
 START_S = 60
@@ -144,7 +149,34 @@ async def joined(controller: FakeController, node: str, *, session: int = 1, aft
     return ray
 
 
-async def bring_up(
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Cluster]:
+    """A controller, the head n0, and n1. Their containers, if any, come by a podman that keeps all beside them."""
+    folder = tmp_path_factory.mktemp("ray")
+    agents: dict[str, asyncio.subprocess.Process] = {}
+    probes: list[asyncio.subprocess.Process] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", f"{folder}/bin", prepend=os.pathsep)
+        for name, value in images.settings(folder / "podman", images.PACKAGES).items():
+            patch.setenv(name, value)
+        async with FakeController().serving() as controller:
+            try:
+                yield await _bring_up(controller, folder, agents, probes)
+            finally:
+                for probe in probes:
+                    probe.kill()
+                    await probe.communicate()
+                # The head last: the others would lose their cluster.
+                for node in reversed(agents):
+                    if agents[node].returncode is None:
+                        agents[node].terminate()
+                codes = [await agent.wait() for agent in agents.values()]
+    assert codes == [0, 0]
+    for node in agents:
+        assert_nothing_left(folder / node)
+
+
+async def _bring_up(
     controller: FakeController,
     folder: Path,
     agents: dict[str, asyncio.subprocess.Process],

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tarfile
 from pathlib import Path
 
@@ -17,12 +19,19 @@ _LEFT_OUT = {"test", "idlelib", "lib2to3", "ensurepip", "site-packages", "__pyca
 _TOOLS = ("/bin/sh", "/bin/sleep", "/bin/cat")
 
 
-def settings(folder: Path) -> dict[str, str]:
-    """Variables by which podman keeps all in a folder, and asks for no more than a sandbox allows."""
+PACKAGES = Path(sysconfig.get_path("platlib"))
+"""Packages of the tests' Python, which the image that has Python finds where they are shown to it."""
+
+
+def settings(folder: Path, *shown: Path) -> dict[str, str]:
+    """Variables by which podman keeps all in a folder, asks for no more than a sandbox allows, and shows these folders
+    to every container."""
     runtime = "runc" if shutil.which("runc") else "crun"
     folder.mkdir(parents=True, exist_ok=True)
+    volumes = json.dumps([f"{each}:{each}:ro" for each in shown])
     (folder / "containers.conf").write_text(
-        f'[containers]\ndefault_ulimits = ["nofile=1024:1024", "nproc=1024:1024"]\n[engine]\nruntime = "{runtime}"\n'
+        f'[containers]\ndefault_ulimits = ["nofile=1024:1024", "nproc=1024:1024"]\nvolumes = {volumes}\n'
+        f'[engine]\nruntime = "{runtime}"\n'
     )
     roots = f"graphroot = {json.dumps(str(folder / 'store'))}\nrunroot = {json.dumps(str(folder / 'run'))}\n"
     # Without mounts, which would outlive a test that is killed.
@@ -67,9 +76,13 @@ def _add_python(archive: tarfile.TarFile) -> None:
     library = Path(sys.base_prefix) / "lib" / version
     program = Path(sys.base_prefix) / "bin" / version
     archive.add(library, str(library)[1:], filter=lambda each: None if _is_left_out(each.name) else each)
-    loaded = [str(program), *map(str, library.glob("lib-dynload/*.so"))]
+    loaded = [str(program), *map(str, library.glob("lib-dynload/*.so")), *map(str, PACKAGES.glob("ray/_raylet.so"))]
     _add_programs(archive, [str(program)])
     _add_libraries(archive, loaded)
+    where = f"{PACKAGES}\n".encode()
+    path = tarfile.TarInfo(f"{library}/site-packages/shown.pth"[1:])
+    path.size = len(where)
+    archive.addfile(path, io.BytesIO(where))
     link = tarfile.TarInfo("usr/bin/python3")
     link.type, link.linkname = tarfile.SYMTYPE, str(program)
     archive.addfile(link)
