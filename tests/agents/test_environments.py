@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import os
 import sys
 import tarfile
@@ -180,15 +181,24 @@ async def test_a_conda_environment_is_found_by_its_name_and_told_where_there_is_
         await environments.get("conda:rl", nobody)
     (tmp_path / "envs/rl/bin").mkdir(parents=True)
     (tmp_path / "envs/rl/bin/python").symlink_to(sys.executable)
-    (tmp_path / "bin/mamba").write_text(f'#!/bin/sh\necho \'{{"envs": ["/base", "{tmp_path}/envs/rl"]}}\'\n')
+    said = json.dumps({"envs": ["/a/another", f"{tmp_path}/envs/rl"]})
+    (tmp_path / "bin/mamba").write_text(f"#!/bin/sh\necho '{said}'\n")
     (tmp_path / "bin/mamba").chmod(0o755)
     found = await environments.get("conda:rl", nobody)
     assert (found.folder, found.variables) == (tmp_path / "envs/rl", {"CONDA_PREFIX": f"{tmp_path}/envs/rl"})
     with pytest.raises(
         EnvironmentFailed,
-        match=r"other is not an .* it has base, rl\. Name one of these, create it there \(`mamba create -n other",
+        match=r"other is not an .* it has another, rl\. Name one of these, create it there \(`mamba create -n other",
     ):
         await environments.get("conda:other", nobody)
+    for key in ("root_prefix", "base environment"):  # conda's word and micromamba's
+        info = json.dumps({key: f"{tmp_path}/envs/rl"})
+        (tmp_path / "bin/mamba").write_text(f"#!/bin/sh\n[ $1 = info ] && echo '{info}' || echo '{said}'\n")
+        assert (await environments.get("conda:base", nobody)).folder == tmp_path / "envs/rl", "lists are sorted"
+    (tmp_path / "bin/mamba").write_text("#!/bin/sh\necho '{}'\n")
+    for name in ("rl", "base"):
+        with pytest.raises(EnvironmentFailed, match="mamba said nothing of its environments: KeyError"):
+            await environments.get(f"conda:{name}", nobody)
     (tmp_path / "bin/mamba").write_text("#!/bin/sh\nexit 1\n")
     with pytest.raises(EnvironmentFailed, match="did not list environments"):
         await environments.get("conda:rl", nobody)

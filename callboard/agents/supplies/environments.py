@@ -24,6 +24,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import structlog
 
@@ -305,26 +306,18 @@ class Environments:
                 f"env: conda: {name}: this node has no conda: neither {', '.join(tools[:-1])} nor {tools[-1]} is in "
                 f"the PATH of its agent, {self._path}. Install one there, or write env: {{requirements: …}}"
             )
-        listing = await asyncio.create_subprocess_exec(
-            tool, "env", "list", "--json",
-            env=dict(self._variables),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
-            start_new_session=True,
-        )  # fmt: skip
+        listed = await self._asked(tool, "env", "list")
         try:
-            async with asyncio.timeout(30):
-                output, _ = await listing.communicate()
-            folders = [Path(each) for each in json.loads(output)["envs"]]
-        except (TimeoutError, ValueError, KeyError, TypeError) as error:
+            folders = [Path(each) for each in listed["envs"]]
+            if name == "base":  # the list is sorted: it may stand anywhere
+                told = await self._asked(tool, "info")
+                found = [Path(told.get("root_prefix") or told["base environment"])]  # as conda says, and micromamba
+            else:
+                found = [each for each in folders if each.name == name]
+        except (AttributeError, KeyError, TypeError) as error:
             raise EnvironmentFailed(
-                f"`{tool} env list --json` did not list environments: {error!r}; try that command on the node"
+                f"{tool} said nothing of its environments: {error!r}; ask it on the node"
             ) from error
-        finally:
-            if listing.returncode is None:
-                listing.kill()
-        found = folders[:1] if name == "base" else [each for each in folders if each.name == name]
         if not found or not os.access(found[0] / "bin" / "python", os.X_OK):
             known = ", ".join(each.name for each in folders[:20]) or "none"
             raise EnvironmentFailed(
@@ -333,6 +326,29 @@ class Environments:
                 "choose other nodes with node_selector"
             )
         return Environment(found[0], "CONDA_PREFIX")
+
+    async def _asked(self, tool: str, *words: str) -> Any:
+        """What conda says."""
+        command = [tool, *words, "--json"]
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            env=dict(self._variables),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        try:
+            async with asyncio.timeout(30):
+                output, _ = await process.communicate()
+            return json.loads(output)
+        except (TimeoutError, ValueError) as error:
+            raise EnvironmentFailed(
+                f"`{' '.join(command)}` did not list environments: {error!r}; try that command on the node"
+            ) from error
+        finally:
+            if process.returncode is None:
+                process.kill()
 
 
 def _failed(build: _Build, why: str) -> EnvironmentFailed:
