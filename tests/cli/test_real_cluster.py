@@ -35,38 +35,38 @@ async def is_whole(cluster: RealCluster) -> None:
 
 class TestPC13KillImmediatelyAfterCreate:
     @pytest.mark.timeout(300)
-    async def test_pc_13_a_cancel_soon_after_a_submit_always_ends_as_cancelled(self, shared: RealCluster) -> None:
+    async def test_pc_13_a_cancel_soon_after_a_submit_always_ends_as_cancelled(self, cluster: RealCluster) -> None:
         for turn in range(6):
             for delay_ms in (0, 1, 5, 20, 100):
-                handle = await shared.client.submit(job(f"brief-{turn}-{delay_ms}"))
+                handle = await cluster.client.submit(job(f"brief-{turn}-{delay_ms}"))
                 # The delay is the case itself, not a wait for something.
                 await asyncio.sleep(delay_ms / 1000)
                 await handle.cancel()
                 ended = await handle.finished(timeout=90)
                 assert ended.state == job_pb2.JobState.JOB_STATE_CANCELLED
-        await is_whole(shared)
-        after = await shared.client.submit(job("after"))
+        await is_whole(cluster)
+        after = await cluster.client.submit(job("after"))
         await after.running(timeout=90)
         await after.cancel()
         await after.finished(timeout=90)
-        await is_whole(shared)
+        await is_whole(cluster)
 
 
 class TestPC14NamesOutliveTheirActors:
     @pytest.mark.timeout(300)
-    async def test_pc_14_a_name_is_free_at_once_and_leads_to_the_new_job(self, shared: RealCluster) -> None:
+    async def test_pc_14_a_name_is_free_at_once_and_leads_to_the_new_job(self, cluster: RealCluster) -> None:
         seen: set[tuple[str, int]] = set()
-        current = await shared.client.submit(job("again"))
+        current = await cluster.client.submit(job("again"))
         for _ in range(12):
             await current.running(timeout=90)
             (worker,) = current.job.workers
             assert (worker.key.job_id, worker.generation) not in seen, "a name is never used twice"
             seen.add((worker.key.job_id, worker.generation))
             await current.cancel()
-            current = await self.resubmitted(shared, current)
+            current = await self.resubmitted(cluster, current)
         await current.cancel()
         await current.finished(timeout=90)
-        await is_whole(shared)
+        await is_whole(cluster)
 
     @staticmethod
     async def resubmitted(cluster: RealCluster, before: JobHandle) -> JobHandle:

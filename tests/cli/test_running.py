@@ -57,42 +57,42 @@ async def job_named(cluster: RealCluster, name: str) -> JobHandle:
 
 @pytest.mark.timeout(300)
 class TestOneProgram:
-    async def test_output_and_exit_code_are_the_programs(self, shared: RealCluster) -> None:
-        done = await ran(shared, "--", "sh", "-c", "echo out; echo err >&2; exit 7")
+    async def test_output_and_exit_code_are_the_programs(self, cluster: RealCluster) -> None:
+        done = await ran(cluster, "--", "sh", "-c", "echo out; echo err >&2; exit 7")
         assert (done.exit_code, done.stdout) == (7, "out\n")
         assert "err\n" in done.stderr
         assert "ended with exit code 7" in done.stderr
-        assert (await ran(shared, "--quiet", "--", "true")).exit_code == 0
+        assert (await ran(cluster, "--quiet", "--", "true")).exit_code == 0
 
-    async def test_one_that_fails_goes_on_from_its_checkpoint(self, shared: RealCluster) -> None:
+    async def test_one_that_fails_goes_on_from_its_checkpoint(self, cluster: RealCluster) -> None:
         text = "cd $CALLBOARD_CHECKPOINT_DIR; cat step 2>/dev/null && exit; echo 7 > step; exit 3"
-        done = await ran(shared, "--restarts", "1", "--", "sh", "-c", text)
+        done = await ran(cluster, "--restarts", "1", "--", "sh", "-c", text)
         assert (done.exit_code, done.stdout) == (0, "7\n"), done
 
-    async def test_what_isnt_there_is_told_at_once(self, shared: RealCluster, tmp_path: Path) -> None:
-        done = await ran(shared, "--name", "typo", "pyhton", "train.py")
+    async def test_what_isnt_there_is_told_at_once(self, cluster: RealCluster, tmp_path: Path) -> None:
+        done = await ran(cluster, "--name", "typo", "pyhton", "train.py")
         assert done.exit_code == 1
         assert "callboard: typo is FAILED: main/0 on n0: the command pyhton was not found" in done.stderr
-        done = await ran(shared, "--name", "env", "--conda", "none-such", "true")
+        done = await ran(cluster, "--name", "env", "--conda", "none-such", "true")
         assert done.exit_code == 1
         assert re.search("env is FAILED: main/0 on n0: .*none-such", done.stderr)
         (tmp_path / "requirements.txt").write_text("--no-index\nnone-such==3\n")
-        done = await ran(shared, "--name", "build", "--requirements", str(tmp_path / "requirements.txt"), "true")
+        done = await ran(cluster, "--name", "build", "--requirements", str(tmp_path / "requirements.txt"), "true")
         assert done.exit_code == 1
         assert re.search("build is FAILED: main/0 on n0: the environment can't be built .*none-such", done.stderr)
 
     async def test_a_file_that_stayed_here_is_named_where_the_program_may_have_missed_it(
-        self, shared: RealCluster
+        self, cluster: RealCluster
     ) -> None:
         hint = "callboard: pyproject.toml is in "
         for code, is_told in (("2", True), ("3", False)):
-            done = await ran(shared, "--", "sh", "-c", f"exit {code}", "pyproject.toml")
+            done = await ran(cluster, "--", "sh", "-c", f"exit {code}", "pyproject.toml")
             assert (done.exit_code, hint in done.stderr) == (int(code), is_told), done
 
-    async def test_it_says_why_it_waits_and_goes_on(self, shared: RealCluster) -> None:
-        blocker = await shared.client.submit(job("blocker", resources={"cpu": 1, "gpu": 2}))
+    async def test_it_says_why_it_waits_and_goes_on(self, cluster: RealCluster) -> None:
+        blocker = await cluster.client.submit(job("blocker", resources={"cpu": 1, "gpu": 2}))
         await blocker.running(timeout=60)
-        running = await started(shared, "--gpus-per-node", "1", "--name", "later", "--", "sh", "-c", "echo ran")
+        running = await started(cluster, "--gpus-per-node", "1", "--name", "later", "--", "sh", "-c", "echo ran")
         line = await until_line(running.stderr, "later waits")
         assert "gpu" in line.lower()
         await blocker.cancel()
@@ -123,9 +123,11 @@ class TestOneProgram:
 
 @pytest.mark.timeout(300)
 class TestSeveral:
-    async def test_an_array_shows_each_with_its_name_and_ends_with_the_first_failure(self, shared: RealCluster) -> None:
+    async def test_an_array_shows_each_with_its_name_and_ends_with_the_first_failure(
+        self, cluster: RealCluster
+    ) -> None:
         done = await ran(
-            shared,
+            cluster,
             "--name",
             "sweep",
             "--array",
@@ -138,13 +140,13 @@ class TestSeveral:
         assert sorted(done.stdout.splitlines()) == [f"sweep-{each}/0 | {each} {each}" for each in range(3)]
         assert done.exit_code == 1
 
-    async def test_a_file_has_a_run_in_each_line(self, shared: RealCluster, tmp_path: Path) -> None:
+    async def test_a_file_has_a_run_in_each_line(self, cluster: RealCluster, tmp_path: Path) -> None:
         (tmp_path / "runs.txt").write_text("# first\necho one\n\nsh -c 'echo two; kill -9 $$'  # second\n")
-        done = await ran(shared, "--name", "list", "--file", str(tmp_path / "runs.txt"))
+        done = await ran(cluster, "--name", "list", "--file", str(tmp_path / "runs.txt"))
         assert sorted(done.stdout.splitlines()) == ["list-1/0 | one", "list-2/0 | two"]
         assert done.exit_code == 128 + signal.SIGKILL
         (tmp_path / "odd.txt").write_text("echo one\necho 'two\n")
-        refused = await ran(shared, "--file", str(tmp_path / "odd.txt"))
+        refused = await ran(cluster, "--file", str(tmp_path / "odd.txt"))
         assert refused.exit_code == 2
         assert "line 2: No closing quotation" in refused.stderr
 
