@@ -55,7 +55,7 @@ class TestSilence:
             assert controller.driver.state.nodes["n0"].state is NodeState.SUSPECT
 
     async def test_a_silent_node_is_suspected_then_given_up_and_may_come_back(self, tmp_path: Path) -> None:
-        options = options_for(tmp_path, heartbeat_ms=20, lease_ms=100)
+        options = options_for(tmp_path, heartbeat_ms=20, lease_ms=1_000)
         async with running(options) as controller, api_at(controller.address) as api:
             controller.sessions.liveness.margin_ms = 0
             await api.scheduler.SetPolicy(scheduler_pb2.SetPolicyRequest(policy=quick_policy(kill_ms=1)))
