@@ -317,8 +317,9 @@ class Controller:
         except Exception:
             log.exception("the page can't be served")
             at.listening.close()
-            raise
-        self._page = page
+            self._page_at = None  # nobody is sent there
+        else:
+            self._page = page
 
     def _registered(self) -> Registration:
         tls = None

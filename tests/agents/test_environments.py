@@ -197,10 +197,10 @@ async def test_a_conda_environment_is_found_by_its_name_and_told_where_there_is_
         assert (await environments.get("conda:base", nobody)).folder == tmp_path / "envs/rl", "lists are sorted"
     (tmp_path / "bin/mamba").write_text("#!/bin/sh\necho '{}'\n")
     for name in ("rl", "base"):
-        with pytest.raises(EnvironmentFailed, match="mamba said nothing of its environments: KeyError"):
+        with pytest.raises(EnvironmentFailed, match="mamba told nothing of its environments: KeyError"):
             await environments.get(f"conda:{name}", nobody)
     (tmp_path / "bin/mamba").write_text("#!/bin/sh\nexit 1\n")
-    with pytest.raises(EnvironmentFailed, match="did not list environments"):
+    with pytest.raises(EnvironmentFailed, match="gave no answer that can be read"):
         await environments.get("conda:rl", nobody)
 
 

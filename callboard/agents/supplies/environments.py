@@ -316,7 +316,7 @@ class Environments:
                 found = [each for each in folders if each.name == name]
         except (AttributeError, KeyError, TypeError) as error:
             raise EnvironmentFailed(
-                f"{tool} said nothing of its environments: {error!r}; ask it on the node"
+                f"{tool} told nothing of its environments: {error!r}; try `{tool} env list --json` on the node"
             ) from error
         if not found or not os.access(found[0] / "bin" / "python", os.X_OK):
             known = ", ".join(each.name for each in folders[:20]) or "none"
@@ -344,7 +344,7 @@ class Environments:
             return json.loads(output)
         except (TimeoutError, ValueError) as error:
             raise EnvironmentFailed(
-                f"`{' '.join(command)}` did not list environments: {error!r}; try that command on the node"
+                f"`{' '.join(command)}` gave no answer that can be read: {error!r}; try that command on the node"
             ) from error
         finally:
             if process.returncode is None:
