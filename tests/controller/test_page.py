@@ -432,3 +432,14 @@ def _status_of_stream(visitor: Visitor) -> int:
             return int(answer.status)
     except urllib.error.HTTPError as error:
         return error.code
+
+
+async def test_a_page_that_can_not_be_loaded_is_named_nowhere_and_the_controller_serves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "callboard.controller.page.server", None)  # importing it fails
+    async with running(options_for(tmp_path, page="127.0.0.1:0")) as controller, api_at(controller.address) as api:
+        assert controller._page_loading is not None
+        await asyncio.wait({controller._page_loading})
+        stats = (await api.scheduler.GetStats(scheduler_pb2.GetStatsRequest())).stats
+        assert (stats.page_address, controller.page_address) == ("", "")
