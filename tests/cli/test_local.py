@@ -115,6 +115,8 @@ def test_down_ends_one_cluster_and_nothing_else(machine: Machine) -> None:
             *("up", "--runtime", "process", "--agents", "1", "--name", name, "--port", str(port), "--detach")
         )
         assert shown.returncode == 0, shown.stderr
+    blocks = {record.block for record in machine.clusters()}
+    assert blocks == {0}, "nothing of theirs listens in a block, so that somebody else's cluster might take the same"
     stranger = subprocess.Popen(
         [sys.executable, "-c", "input()", "-m", "callboard.cli", "agent", "first"], stdin=subprocess.PIPE
     )

@@ -86,7 +86,10 @@ def up(
         machine_gpus=dealt.ids,
         real_gpus=dealt.real,
         dashboard_port=usable_port(wanted.dashboard_port, starts_head=wanted.own_ray, tell=tell),
-        block=free_block(record.block for record in recorded_clusters(base) if _runs(record)),
+        # Workers without Ray are at 127.0.0.1: nothing of theirs would show that a block is taken.
+        block=free_block(record.block for record in recorded_clusters(base) if _runs(record))
+        if wanted.runtime == "ray"
+        else 0,
         detached=detach,
     )
 

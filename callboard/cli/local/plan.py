@@ -1,6 +1,6 @@
 """The plan of a cluster on this machine: addresses, ports and command lines, decided before anything starts.
 
-Each cluster takes a block of loopback addresses of its own, 127.0.<block>.10 and up, one per node: Ray
+Each cluster with Ray takes a block of loopback addresses of its own, 127.0.<block>.10 and up, one per node: Ray
 replaces 127.0.0.1 by an interface's address (docs/agents.md), and two clusters don't meet.
 """
 
@@ -95,7 +95,7 @@ class ClusterPlan:
     )
     ray_address: str = option("", "Join this Ray cluster instead of starting one.", metavar="HOST:PORT")
     block: int = 0
-    """Which block of loopback addresses."""
+    """Which block of loopback addresses; 0: none, as its nodes have no Ray."""
     name: str = option("local", "Name of the cluster on this machine.", metavar="NAME")
     metrics_open: bool = as_declared(ControllerOptions, "metrics_open")
     page: str = as_declared(ControllerOptions, "page")
