@@ -9,9 +9,9 @@ from callboard.model.quantities import MILLI, format_amount, format_memory
 from callboard.model.specs import JobSpec, Labels, StopPolicy, Strategy
 from callboard.scheduler.account.shortfall import Lack, Shortfall, Together, lacks, lacks_for_all, shortfall
 from callboard.scheduler.plan.grouping import charged_beside, new_kind, reuse, together
-from callboard.scheduler.plan.pinned import OPENS_AGAIN, node_closed, place_reasons
+from callboard.scheduler.plan.pinned import place_reasons
 from callboard.scheduler.plan.quota import shortages
-from callboard.scheduler.plan.rooms import NodeFilter, could_return
+from callboard.scheduler.plan.rooms import OPENS_AGAIN, NodeFilter, could_return, node_closed
 from callboard.scheduler.plan.view import Room, View
 from callboard.scheduler.records.asks import INTERPRETER, Ask, Slot, asks_of
 from callboard.scheduler.records.node_record import DeviceInfo, NodeRecord

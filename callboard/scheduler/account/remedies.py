@@ -12,9 +12,9 @@ from callboard.model.specs import JobSpec, Labels, PoolSpec, StopPolicy, Strateg
 from callboard.scheduler.account.blockers import group_reasons, unallowed_interpreter
 from callboard.scheduler.account.shortfall import Shortfall, Together, lacks_for_all, shortfall
 from callboard.scheduler.plan.grouping import charged_beside, new_kind, reuse, together
-from callboard.scheduler.plan.pinned import opening, place_reasons, place_remedies
+from callboard.scheduler.plan.pinned import place_reasons, place_remedies
 from callboard.scheduler.plan.quota import Charged, Pools, Shortage, shortages, usable
-from callboard.scheduler.plan.rooms import NodeFilter, could_return
+from callboard.scheduler.plan.rooms import NodeFilter, could_return, opening
 from callboard.scheduler.plan.view import Room, View
 from callboard.scheduler.records.asks import INTERPRETER, Ask, asks_of
 from callboard.scheduler.records.node_record import NodeRecord

@@ -13,11 +13,10 @@ from callboard.model.specs import JobSpec
 from callboard.scheduler.account.blockers import MAX_SUBJECTS, blockers
 from callboard.scheduler.plan.candidates import overtakable
 from callboard.scheduler.plan.grouping import together
-from callboard.scheduler.plan.pinned import node_closed
 from callboard.scheduler.plan.planning import Blocked, Plan, best_case, plan
 from callboard.scheduler.plan.preemption import claims_of, may_yield
 from callboard.scheduler.plan.quota import cohort_of
-from callboard.scheduler.plan.rooms import NodeFilter
+from callboard.scheduler.plan.rooms import NodeFilter, node_closed
 from callboard.scheduler.plan.view import LEAVING, Assumption, Room, View
 from callboard.scheduler.records.asks import asks_of
 from callboard.scheduler.records.job_records import JobRecord, WorkerRecord

@@ -7,16 +7,15 @@ from dataclasses import replace
 from functools import partial
 
 from callboard.model.quantities import format_amount, is_piece
-from callboard.model.specs import Labels, WorkerPlace
-from callboard.scheduler.plan.rooms import NodeFilter, Rooms, could_return
+from callboard.model.specs import WorkerPlace
+from callboard.scheduler.plan.rooms import NodeFilter, Rooms, could_return, node_closed, opening
 from callboard.scheduler.plan.view import Room, View
-from callboard.scheduler.records.asks import AWAITED, INTERPRETER, Slot
+from callboard.scheduler.records.asks import AWAITED, Slot
 from callboard.scheduler.records.job_records import WorkerRecord
 from callboard.scheduler.records.node_record import DeviceShare, NodeRecord
 from callboard.scheduler.records.pool_records import BundleRecord, GroupRecord
 from callboard.scheduler.records.refusals import Reason
-from callboard.scheduler.records.states import NodeState
-from callboard.scheduler.records.wording import a_card, bring_back, labelled, missing, unusable
+from callboard.scheduler.records.wording import a_card, labelled, missing
 from callboard.scheduler.state.state import State
 
 
@@ -109,42 +108,6 @@ def place_remedies(state: State, reasons: Sequence[Reason]) -> list[str]:
             case _:
                 changes.append(f"choose other places than {name}")
     return list(dict.fromkeys(changes))
-
-
-OPENS_AGAIN = ("DRAINING", "CORDONED", "NODE_STATE")
-"""Codes of what may pass without another machine, if the node isn't gone."""
-
-
-def node_closed(node: NodeRecord, labels: Labels) -> list[Reason]:
-    """Why nothing may be placed on a node, whatever is free there; empty: it may."""
-    subject, name = f"nodes/{node.node_id}", node.node_id
-    own = {"node": node.node_id, "node_group": node.node_group, **dict(node.labels)}
-    for key, value in labels:
-        if key == INTERPRETER:
-            if value not in node.interpreters:
-                return [Reason("INTERPRETER_NOT_ALLOWED", subject, f"{name} does not allow the interpreter {value}")]
-        elif own.get(key) != value:
-            return [Reason("LABEL_MISMATCH", subject, f"{name} lacks the label {key}={value}")]
-    reasons = []
-    if node.state is NodeState.DRAINING:
-        reasons.append(Reason("DRAINING", subject, f"{name} is draining"))
-    elif node.cordoned:
-        reasons.append(Reason("CORDONED", subject, f"{name} is cordoned"))
-    if node.state not in (NodeState.READY, NodeState.DRAINING):
-        reasons.append(Reason("NODE_STATE", subject, f"{name} {unusable(node)}"))
-    elif node.ghosts:
-        reasons.append(Reason("NODE_STATE", subject, f"{name} still ends unwanted workers"))
-    return reasons
-
-
-def opening(node: NodeRecord) -> list[str]:
-    """What lets a node take work again."""
-    changes = [f"uncordon {node.node_id}"] if node.cordoned else []
-    if node.state not in (NodeState.READY, NodeState.DRAINING):
-        changes.append(bring_back(node))
-    elif node.ghosts:
-        changes.append(f"wait until {node.node_id} has ended unwanted workers")
-    return changes
 
 
 def _node_reasons(view: View, wanted: NodeFilter, node: NodeRecord | None, slot: Slot, node_id: str) -> list[Reason]:

@@ -10,7 +10,9 @@ from callboard.model.specs import Labels
 from callboard.scheduler.plan.view import Room, View
 from callboard.scheduler.records.asks import INTERPRETER
 from callboard.scheduler.records.node_record import NodeRecord
+from callboard.scheduler.records.refusals import Reason
 from callboard.scheduler.records.states import NodeState
+from callboard.scheduler.records.wording import bring_back, unusable
 from callboard.scheduler.state.state import State
 
 
@@ -47,6 +49,42 @@ def _has(node: NodeRecord, labels: Labels) -> bool:
     own.setdefault("node", node.node_id)
     own.setdefault("node_group", node.node_group)
     return all(value in node.interpreters if key == INTERPRETER else own.get(key) == value for key, value in labels)
+
+
+OPENS_AGAIN = ("DRAINING", "CORDONED", "NODE_STATE")
+"""Codes of what may pass without another machine, if the node isn't gone."""
+
+
+def node_closed(node: NodeRecord, labels: Labels) -> list[Reason]:
+    """Why nothing may be placed on a node, whatever is free there; empty: it may."""
+    subject, name = f"nodes/{node.node_id}", node.node_id
+    own = {"node": node.node_id, "node_group": node.node_group, **dict(node.labels)}
+    for key, value in labels:
+        if key == INTERPRETER:
+            if value not in node.interpreters:
+                return [Reason("INTERPRETER_NOT_ALLOWED", subject, f"{name} does not allow the interpreter {value}")]
+        elif own.get(key) != value:
+            return [Reason("LABEL_MISMATCH", subject, f"{name} lacks the label {key}={value}")]
+    reasons = []
+    if node.state is NodeState.DRAINING:
+        reasons.append(Reason("DRAINING", subject, f"{name} is draining"))
+    elif node.cordoned:
+        reasons.append(Reason("CORDONED", subject, f"{name} is cordoned"))
+    if node.state not in (NodeState.READY, NodeState.DRAINING):
+        reasons.append(Reason("NODE_STATE", subject, f"{name} {unusable(node)}"))
+    elif node.ghosts:
+        reasons.append(Reason("NODE_STATE", subject, f"{name} still ends unwanted workers"))
+    return reasons
+
+
+def opening(node: NodeRecord) -> list[str]:
+    """What lets a node take work again."""
+    changes = [f"uncordon {node.node_id}"] if node.cordoned else []
+    if node.state not in (NodeState.READY, NodeState.DRAINING):
+        changes.append(bring_back(node))
+    elif node.ghosts:
+        changes.append(f"wait until {node.node_id} has ended unwanted workers")
+    return changes
 
 
 class Rooms:
