@@ -38,9 +38,9 @@ import grpc.aio
 from benchmarks.agents import Program, Swarm, controller_in, running, swarm_at
 from benchmarks.agents_swarm import hello_of
 from callboard.client.client import Client
+from callboard.security.caller_roles import Role
 from callboard.security.dialing import open_channel
 from callboard.security.grants import grant
-from callboard.security.roles import Role
 from callboard.v1 import agent_pb2, agent_pb2_grpc, event_pb2, event_pb2_grpc
 from callboard.wire.refusals import CallboardError
 

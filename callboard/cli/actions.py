@@ -18,6 +18,7 @@ _PLACES = MappingProxyType(
         "contexts": ("cli.access.contexts", ""),
         "controller": ("cli.cluster.controller", "controller"),
         "demos": ("demo.actions", ""),
+        "doctor": ("cli.watch.doctor", ""),
         "events": ("cli.watch.events", ""),
         "executing": ("cli.jobs.executing", ""),
         "groups": ("cli.pools.groups", ""),
@@ -25,7 +26,6 @@ _PLACES = MappingProxyType(
         "job_logs": ("cli.jobs.logs", ""),
         "jobs": ("cli.jobs.actions", ""),
         "local": ("cli.cluster.local", ""),
-        "looking": ("cli.watch.looking", ""),
         "nodes": ("cli.nodes.actions", ""),
         "page": ("cli.watch.page", ""),
         "placement": ("cli.layouts.placement", ""),
@@ -40,6 +40,7 @@ _PLACES = MappingProxyType(
         "storing": ("cli.offline.storing", "controller"),
         "tokens": ("cli.cluster.tokens", "controller"),
         "watching": ("cli.watch.events", ""),
+        "workers": ("cli.watch.workers", ""),
     }
 )
 """Name → the module below `callboard`, and the extra that it needs."""

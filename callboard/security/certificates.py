@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from callboard.model.names import is_name
+from callboard.security.caller_roles import OWNER, Role
 from callboard.security.places import UnsafeFile, locked, make_private, read_private, write_private
-from callboard.security.roles import OWNER, Role
 
 if TYPE_CHECKING:
     from cryptography import x509

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from callboard.security.audit_log import AuditLog
-from callboard.security.roles import OPEN, Identity, Role, check_role, handle_for
+from callboard.security.caller_roles import OPEN, Identity, Role, check_role, handle_for
 from callboard.wire.refusals import LimitReached, NotAuthenticated
 
 READ_ONLY = (

@@ -15,8 +15,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from callboard.model.names import is_name
+from callboard.security.caller_roles import GUEST, OWNER, Role
 from callboard.security.places import UnsafeFile, locked, read_private, write_private
-from callboard.security.roles import GUEST, OWNER, Role
 from callboard.security.tokens import fingerprint, new_token
 
 GRANTS_NAME = "clients.json"

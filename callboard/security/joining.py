@@ -21,11 +21,11 @@ import grpc.aio
 import structlog
 
 from callboard.security.access import Access
+from callboard.security.caller_roles import Identity, Role, check_node
 from callboard.security.certificates import lifetime, new_request, sign_request
 from callboard.security.dialing import Channel, Whereabouts, open_channel
 from callboard.security.grants import consume, grant
 from callboard.security.places import TLS_VARIABLES, make_private, read_private, write_private
-from callboard.security.roles import Identity, Role, check_node
 from callboard.security.tls import TlsParts
 from callboard.security.tokens import BadToken
 from callboard.v1 import agent_pb2, agent_pb2_grpc

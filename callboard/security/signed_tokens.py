@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from callboard.model.names import is_name
+from callboard.security.caller_roles import OWNER, Identity, Role
 from callboard.security.places import MAX_SECRET_BYTES, UnsafeFile
-from callboard.security.roles import OWNER, Identity, Role
 from callboard.wire.refusals import NotAuthenticated
 
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")

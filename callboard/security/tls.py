@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from callboard.security.caller_roles import Identity, Role
 from callboard.security.places import TLS_VARIABLES, UnsafeFile, read_private
-from callboard.security.roles import Identity, Role
 
 if TYPE_CHECKING:
     import grpc

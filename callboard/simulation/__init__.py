@@ -16,11 +16,11 @@ machines       the physical truth: which process trees live, which devices they 
 network        streams between agents and controller, with everything a network does to them
 rayworld, driver   Ray: sessions, raylets, actors, placement groups; and what an agent asks of them
 hosts          the process of one worker, and what the user's class in it does
-agent, ground, supervisor   one run of an agent, the machine as it sees it, and who starts the next one
+agent, agent_machine, supervisor   one run of an agent, the machine below it, and who starts the next one
 controller, disk   the surroundings of the controller
 shapes, calls, workload, operators   pools, jobs, and who asks for them
 chaos          which fault happens when
-audit, witness, promises, yielding   what must hold: of every decision, message, acknowledged request, and stop
+audit, witness, acknowledged, yielding   what must hold: of every decision, message, acknowledged request, and stop
 simulator      puts them together; report: what came out; shrinking: the least that still fails
 =============  ==========================================================================
 

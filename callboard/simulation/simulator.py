@@ -11,9 +11,9 @@ from callboard.scheduler import Outcome, Scheduler
 from callboard.scheduler.records.events import Event
 from callboard.scheduler.records.job_records import Change, Drop, JobRecord, Put
 from callboard.scheduler.records.states import ENDED
+from callboard.simulation.checks.acknowledged import Acknowledged
 from callboard.simulation.checks.audit import Audit
 from callboard.simulation.checks.ending import check_nothing_left, check_settled
-from callboard.simulation.checks.promises import Promises
 from callboard.simulation.checks.report import SimulationFailure, SimulationReport
 from callboard.simulation.checks.witness import LOOK_MS, is_unproved
 from callboard.simulation.options import Fault, SimulationOptions
@@ -78,19 +78,19 @@ class Simulator:
         )
         network.happens = self.site.happens
         self.audit = Audit(self.site)
-        self.promises = Promises()
+        self.acknowledged = Acknowledged()
         self.controller = Controller(self.site, self.disk, self)
         self.site.controller = self.controller
         self.supervisors = [Supervisor(self.site, place, is_head=place is places[0]) for place in places]
         gpus = sum(place.gpus for place in places)
         self.calls = Calls(self.site, self.controller)
-        self.workload = Workload(self.calls, self.promises, gpus)
-        self.operators = Operators(self.calls, self.promises, gpus)
+        self.workload = Workload(self.calls, self.acknowledged, gpus)
+        self.operators = Operators(self.calls, self.acknowledged, gpus)
         self.chaos = Chaos(self.site, self.controller, self.supervisors)
         self._last: deque[Event] = deque(maxlen=LAST_EVENTS)
         self._ended: Counter[str] = Counter()
         self._counted: dict[str, None] = {}
-        self._promises_due = 0
+        self._acknowledged_due = 0
         self._decided_at_ms = 0
 
     def run(self) -> SimulationReport:
@@ -192,7 +192,7 @@ class Simulator:
     def started(self, scheduler: Scheduler) -> None:
         """A state was rebuilt from the journal."""
         self.audit.started(scheduler.state)
-        self.promises.check(scheduler.state)
+        self.acknowledged.check(scheduler.state)
 
     def before(self, scheduler: Scheduler, event: Event) -> None:
         """An event is about to be decided."""
@@ -217,11 +217,11 @@ class Simulator:
                 self._ended[job.state.value] += 1
             elif isinstance(change, Drop) and change.kind == "job":
                 self._counted.pop(str(change.key), None)
-        self.promises.committed(changes)
-        if self.steps >= self._promises_due:
+        self.acknowledged.committed(changes)
+        if self.steps >= self._acknowledged_due:
             # Only now: between a decision and its commit the state is ahead of what was promised.
-            self._promises_due = self.steps + self.options.full_check_every
-            self.promises.check(self.controller.scheduler.state)
+            self._acknowledged_due = self.steps + self.options.full_check_every
+            self.acknowledged.check(self.controller.scheduler.state)
 
     def _check_all(self) -> None:
         up_ms = self.timeline.now_ms - self.controller.started_at_ms
@@ -242,7 +242,7 @@ class Simulator:
             jobs=tuple(sorted(self._ended.items())),
             preemptions=state.meta.total_preemptions,
             faults=tuple(sorted(self.site.counts.items())),
-            promises=self.promises.kept,
+            promises=self.acknowledged.kept,
             processes=self.site.machines.spawned,
             full_checks=self.audit.full_checks,
             choices=self.timeline.choices,

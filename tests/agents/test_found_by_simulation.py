@@ -19,7 +19,7 @@ from callboard.agents.runtime import Hosted, Launch, Runtime
 from callboard.agents.system.processes import Processes
 from callboard.agents.worker.spares import Spare, Spares
 from callboard.security.processes import ProcessId
-from callboard.simulation.world.ground import GroundRunDir
+from callboard.simulation.world.agent_machine import SimulatedRunDir
 from callboard.simulation.world.machines import Machine
 from callboard.simulation.world.virtual_time import Process, Timeline
 
@@ -45,8 +45,8 @@ class Table:
         return number == 9
 
 
-def run_dir() -> GroundRunDir:
-    return GroundRunDir(Machine("n0", gpus=0, cpu_milli=1, memory_bytes=1, labels={}))
+def run_dir() -> SimulatedRunDir:
+    return SimulatedRunDir(Machine("n0", gpus=0, cpu_milli=1, memory_bytes=1, labels={}))
 
 
 def passes(timeline: Timeline, seconds: float) -> None:

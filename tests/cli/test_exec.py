@@ -26,8 +26,8 @@ from callboard.client.calls.execs import ExecSession
 from callboard.client.calls.methods import EXEC_WORKER
 from callboard.client.client import Client
 from callboard.client.jobs import JobHandle, exec_session
+from callboard.security.caller_roles import Role
 from callboard.security.grants import grant
-from callboard.security.roles import Role
 from callboard.v1.common_pb2 import ExecCommand, ExecInput, TerminalSize
 from callboard.v1.job_pb2 import ExecWorkerRequest, ExecWorkerStart
 from callboard.wire.refusals import NotAllowed, NotFound, WrongState

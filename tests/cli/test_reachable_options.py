@@ -21,7 +21,7 @@ from callboard.cli.options import Stated, read_stated, stating
 from callboard.controller.options import ControllerOptions, Limits
 from callboard.model.options import option, option_of
 from callboard.model.roles import PRESETS
-from callboard.security.roles import Role
+from callboard.security.caller_roles import Role
 from callboard.security.signed_tokens import SignedTokenRules
 from callboard.security.tls import TlsFiles
 from tests.cli.machine import Machine

@@ -19,7 +19,7 @@ import yaml
 from callboard._version import __version__
 from callboard.agents.options import AgentOptions
 from callboard.agents.system.inventory import inventory, node_devices
-from callboard.cli.show import session, words
+from callboard.cli.show import verb_guard, words
 from callboard.cli.watch import status
 from callboard.client.calls import methods, watching
 from callboard.client.calls.connection import Connection
@@ -376,7 +376,7 @@ class TestAReasonThatWasSent:
     def test_ft_c4_a_journal_that_fails_is_the_reason_of_every_verb(
         self, api: FakeApi, run: Run, verb: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(session, "RETRY_S", 0.05)
+        monkeypatch.setattr(verb_guard, "RETRY_S", 0.05)
         monkeypatch.setattr(watching, "AWAY_S", 0.1)
 
         def refuse(_: Any) -> Any:
@@ -392,7 +392,7 @@ class TestAReasonThatWasSent:
     def test_ft_c4_an_agent_that_does_not_answer_is_named_with_what_it_did(
         self, api: FakeApi, run: Run, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(session, "RETRY_S", 0.05)
+        monkeypatch.setattr(verb_guard, "RETRY_S", 0.05)
 
         def stopped(_: Any) -> Any:
             raise Unavailable("the agent of node node-1 did not answer within 10 s; try again")
@@ -411,7 +411,7 @@ class TestAReasonThatWasSent:
             await asyncio.Event().wait()
 
         api.on(methods.LIST_JOBS, never)
-        monkeypatch.setattr(session, "CALL_TIMEOUT_S", 0.3)
+        monkeypatch.setattr(verb_guard, "CALL_TIMEOUT_S", 0.3)
         result = run("job", "list")
         assert result.exit_code == 4
         assert "did not answer in time, although something listens there" in result.output
@@ -429,7 +429,7 @@ class TestAReasonThatWasSent:
     def test_ft_c4_what_listens_in_its_place_is_the_reason(
         self, run: Run, monkeypatch: pytest.MonkeyPatch, said: bytes | None, why: str
     ) -> None:
-        monkeypatch.setattr(session, "RETRY_S", 0.3)
+        monkeypatch.setattr(verb_guard, "RETRY_S", 0.3)
         with socket.create_server(("127.0.0.1", 0)) as listening:
             monkeypatch.setenv("CALLBOARD_CONTROLLER", f"127.0.0.1:{listening.getsockname()[1]}")
             if said is None:
@@ -476,7 +476,7 @@ class TestAReasonThatWasSent:
             if is_gone:
                 threaded.do(api.stop())
             else:
-                monkeypatch.setattr(session, "RETRY_S", 0.001)  # it was there, so it is waited for longer than that
+                monkeypatch.setattr(verb_guard, "RETRY_S", 0.001)  # it was there, so it is waited for longer than that
             started = api.start
 
             async def start_and_answer(where: str) -> None:

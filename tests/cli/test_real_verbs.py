@@ -15,7 +15,7 @@ import pytest
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from callboard.agents.ray.ray_command import free_port
-from callboard.cli.show import session
+from callboard.cli.show import verb_guard
 from callboard.client import Client
 from callboard.client.diagnosis import Evidence, Finding, diagnose
 from callboard.controller.services import node as node_service
@@ -199,7 +199,7 @@ def has_ready(count: int, found: job_pb2.Job) -> bool:
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A controller that waits for agents for half a second only, and verbs that don't ask it again. Asked for before
     the controller is."""
-    monkeypatch.setattr(session, "RETRY_S", 0.1)
+    monkeypatch.setattr(verb_guard, "RETRY_S", 0.1)
     monkeypatch.setattr(node_service, "INSPECTION_S", 0.5)
     monkeypatch.setattr(outputs, "OPEN_S", 0.5)
 

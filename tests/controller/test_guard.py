@@ -14,8 +14,8 @@ import pytest
 from callboard.controller.services.guard import Guard
 from callboard.model.faults import Fault, InvalidInput
 from callboard.scheduler.records.refusals import Reason, Refusal, RefusalCode
+from callboard.security.caller_roles import ANYBODY
 from callboard.security.gate import Gate
-from callboard.security.roles import ANYBODY
 from callboard.wire.errors import parse_error
 from callboard.wire.refusals import ErrorReason
 from tests.controller.support import refusal_of

@@ -24,8 +24,8 @@ from callboard.controller.page.login import CODE_LASTS_S, LASTS_S, Hosts, Logins
 from callboard.controller.server import Controller
 from callboard.security import certificates
 from callboard.security.access import Access
+from callboard.security.caller_roles import OWNER, Identity, Role
 from callboard.security.grants import grant, revoke
-from callboard.security.roles import OWNER, Identity, Role
 from callboard.v1 import job_pb2, node_pb2, scheduler_pb2
 from callboard.wire.refusals import LimitReached, NotAllowed, NotAuthenticated
 from tests.controller.support import Api, api_at, job, options_for, pool, running
@@ -369,7 +369,7 @@ class TestLogin:
 
 def test_every_row_of_the_page_is_for_roles_that_may_read_the_lists() -> None:
     """The stream is under the rules of Watch; whoever may watch may list what the rows are made of."""
-    from callboard.security.roles import ROLES
+    from callboard.security.caller_roles import ROLES
 
     watch = ROLES["/callboard.v1.EventService/Watch"]
     for method in (

@@ -14,8 +14,8 @@ import pytest_asyncio
 
 from callboard.controller.server import Controller
 from callboard.scheduler.records import events as ev
+from callboard.security.caller_roles import Role
 from callboard.security.grants import grant
-from callboard.security.roles import Role
 from callboard.v1 import agent_pb2, common_pb2
 from tests.controller.support import Api, api_at, job, options_for, pool, running
 from tests.recovery.programs import DOWN, Proxy

@@ -25,8 +25,8 @@ from callboard.scheduler.account import explain as explaining
 from callboard.scheduler.handlers import passes, requests
 from callboard.scheduler.records.events import JobCancelled, NodeCordoned
 from callboard.scheduler.state.invariants import whole
+from callboard.security.caller_roles import ROLES, Role
 from callboard.security.gate import changes
-from callboard.security.roles import ROLES, Role
 from callboard.v1 import job_pb2, policy_pb2, pool_pb2, scheduler_pb2
 from callboard.wire.refusals import LimitReached
 from tests.controller.support import Api, api_at, job, options_for, pool, refusal_of, running

@@ -18,10 +18,10 @@ import pytest
 
 from callboard.client.client import Client
 from callboard.controller.journal.postgres import WRITES, PostgresDatabase
+from callboard.security.caller_roles import Role
 from callboard.security.certificates import issue, make_authority
 from callboard.security.dialing import open_channel
 from callboard.security.places import CERTS_NAME, TLS_VARIABLES
-from callboard.security.roles import Role
 from callboard.security.tls import TlsFiles
 from callboard.v1 import job_pb2, job_pb2_grpc, pool_pb2_grpc
 from callboard.wire.errors import parse_error

@@ -29,8 +29,8 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 from callboard.controller.server import SERVICES
+from callboard.security.caller_roles import ROLES, Role
 from callboard.security.grants import grant
-from callboard.security.roles import ROLES, Role
 from callboard.security.tokens import TOKEN_NAME, controller_token
 from callboard.v1 import agent_pb2, job_pb2, scheduler_pb2, scheduler_pb2_grpc
 from callboard.wire.errors import parse_error

@@ -13,6 +13,7 @@ import pytest
 from callboard.client.clusters import find_controller
 from callboard.client.errors import NoController
 from callboard.security import certificates
+from callboard.security.caller_roles import Role
 from callboard.security.contexts import (
     BadContext,
     config_directory,
@@ -24,7 +25,6 @@ from callboard.security.contexts import (
     use,
 )
 from callboard.security.grants import grant
-from callboard.security.roles import Role
 from callboard.security.tls import TlsParts
 from callboard.security.tokens import find_tls, find_token
 from tests.controller.support import options_for, running

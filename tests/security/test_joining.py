@@ -14,10 +14,10 @@ from callboard.agents.ray.ray_command import free_port
 from callboard.controller.server import Controller
 from callboard.security import access as access_module
 from callboard.security import certificates
+from callboard.security.caller_roles import Role
 from callboard.security.grants import GRANTS_NAME, read_grants
 from callboard.security.joining import AgentCredentials, JoinToken, new_join_token
 from callboard.security.places import write_private
-from callboard.security.roles import Role
 from callboard.security.tokens import BadToken
 from tests.controller.support import options_for, running
 from tests.support.fake_agent import FakeAgent

@@ -14,8 +14,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from callboard.client.client import Client
 from callboard.security import access as access_module
+from callboard.security.caller_roles import Identity, Role
 from callboard.security.places import UnsafeFile
-from callboard.security.roles import Identity, Role
 from callboard.security.signed_tokens import SignedTokenRules, SignedTokens
 from callboard.wire.refusals import NotAllowed, NotAuthenticated
 from tests.controller.support import options_for, running

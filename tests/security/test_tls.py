@@ -23,11 +23,11 @@ from callboard.controller.options import BadOption, ControllerOptions
 from callboard.controller.server import Controller
 from callboard.security import access as access_module
 from callboard.security import certificates
+from callboard.security.caller_roles import Role
 from callboard.security.certificates import BadCertificate
 from callboard.security.dialing import open_channel
 from callboard.security.grants import grant, revoke
 from callboard.security.places import TLS_VARIABLES, UnsafeFile, make_private
-from callboard.security.roles import Role
 from callboard.security.tls import TlsFiles
 from callboard.security.tokens import BadToken
 from callboard.v1 import event_pb2, event_pb2_grpc

@@ -24,9 +24,9 @@ from callboard.controller.journal.state_dir import StoreFailed
 from callboard.controller.server import SERVICES, Controller, serve_controller
 from callboard.security import access as access_module
 from callboard.security.access import LOOK_EVERY_S, Access, bearer_of
+from callboard.security.caller_roles import OWNER, Role
 from callboard.security.grants import grant
 from callboard.security.places import UnsafeFile, account_directory, read_private, write_private
-from callboard.security.roles import OWNER, Role
 from callboard.security.tokens import (
     REGISTRY,
     TOKEN_NAME,

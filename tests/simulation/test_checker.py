@@ -18,7 +18,7 @@ from callboard.scheduler.records.states import StopOutcome
 from callboard.simulation import Fault, SimulationFailure, SimulationOptions, SimulationReport, Simulator
 from callboard.simulation.checks.witness import GOODBYE_MS
 from callboard.simulation.options import NO_FAULTS
-from callboard.simulation.world.ground import Fence, GroundProcesses
+from callboard.simulation.world.agent_machine import Fence, SimulatedProcesses
 from callboard.simulation.world.network import End, Stream
 from callboard.simulation.world.rules import RuleBroken
 from callboard.v1 import agent_pb2
@@ -68,7 +68,7 @@ def test_an_agent_that_reports_a_stop_before_the_kill_is_caught(monkeypatch: pyt
     async def lies(*_: object, **__: object) -> TreeEnd:
         return TreeEnd(left=(), killed=1)
 
-    monkeypatch.setattr(GroundProcesses, "end", lies)
+    monkeypatch.setattr(SimulatedProcesses, "end", lies)
     assert failure_of(Simulator(OPTIONS)).rule in {"R2/I4", "R2/I1"}
 
 

@@ -16,8 +16,8 @@ from callboard.scheduler.records.job_records import Change, MetaRecord, Put
 from callboard.scheduler.records.pool_records import PoolRecord
 from callboard.simulation import Fault, SimulationOptions, parse_faults
 from callboard.simulation.options import ALL_FAULTS, NO_FAULTS, UnknownFault, faults_text
+from callboard.simulation.world.agent_machine import SimulatedRunDir
 from callboard.simulation.world.disk import Disk
-from callboard.simulation.world.ground import GroundRunDir
 from callboard.simulation.world.machines import Machine, Machines, Tree
 from callboard.simulation.world.network import Message, Network, Stream
 from callboard.simulation.world.rayworld import RayWorld
@@ -148,10 +148,10 @@ def test_what_was_not_synced_is_lost_with_the_power() -> None:
 
 def test_seed_30_a_machine_keeps_the_token_of_its_ray_cluster_for_the_next_agent_and_not_without_power() -> None:
     place = machine()
-    GroundRunDir(place).write_ray_token("secret")
-    assert GroundRunDir(place).read_ray_token() == "secret"
+    SimulatedRunDir(place).write_ray_token("secret")
+    assert SimulatedRunDir(place).read_ray_token() == "secret"
     Machines(Timeline(), [place]).power_off(place)
-    assert GroundRunDir(place).read_ray_token() == ""
+    assert SimulatedRunDir(place).read_ray_token() == ""
 
 
 def test_a_group_waits_in_ray_until_its_room_is_free() -> None:

@@ -11,12 +11,12 @@ from typing import Any
 from callboard.cli.cluster.tokens import day, printed, state_directory
 from callboard.cli.options import reading
 from callboard.cli.show import consoles, tables
-from callboard.cli.show.session import unless_wrong
+from callboard.cli.show.verb_guard import unless_wrong
 from callboard.model.durations import parse_duration_ms
 from callboard.security import certificates
+from callboard.security.caller_roles import Role
 from callboard.security.certificates import AUTHORITY, LASTS_MS, SERVER, BadCertificate, Issued, read_issued
 from callboard.security.places import CERTS_NAME, UnsafeFile, UnsafeRunDirectory
-from callboard.security.roles import Role
 
 
 def init(hosts: Sequence[str], *, lasts: str, directory: Path | None) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from callboard.cli.cluster.tokens import printed
 from callboard.cli.options import keep_tls, wishes
 from callboard.cli.show import consoles, tables
-from callboard.cli.show.session import failing_in_words, unless_wrong, with_client
+from callboard.cli.show.verb_guard import failing_in_words, unless_wrong, with_client
 from callboard.client.client import Client
 from callboard.client.clusters import with_port
 from callboard.security import contexts

@@ -9,8 +9,8 @@ import typer
 
 from callboard.cli import actions
 from callboard.cli.options import TlsCaOption, TlsCertOption, TlsKeyOption, argument, option, takes
+from callboard.security.caller_roles import Role
 from callboard.security.places import NO_CONTEXT
-from callboard.security.roles import Role
 
 app = typer.Typer()
 cert_verbs = typer.Typer(

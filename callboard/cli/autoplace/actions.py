@@ -36,7 +36,7 @@ from callboard.cli.layouts.config_source import ConfigSource, load_config
 from callboard.cli.show import consoles, printing
 from callboard.cli.show.exits import BAD_INPUT, NO_PLAN, CommandFailed
 from callboard.cli.show.file_faults import fault_lines
-from callboard.cli.show.session import failing_in_words
+from callboard.cli.show.verb_guard import failing_in_words
 from callboard.model.faults import InvalidInput
 
 TERMINAL_COLOURS = ("blue", "yellow", "green", "red", "magenta", "cyan", "bright_blue", "bright_red", "bright_green")

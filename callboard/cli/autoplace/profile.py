@@ -11,7 +11,7 @@ from callboard.autoplace.problem.profile import Measured, Timing, components, me
 from callboard.cli.autoplace.verbs import PlanOutput
 from callboard.cli.show import consoles, printing, tables
 from callboard.cli.show.exits import BAD_INPUT, CommandFailed
-from callboard.cli.show.session import failing_in_words, with_client
+from callboard.cli.show.verb_guard import failing_in_words, with_client
 from callboard.client.calls.watching import MISSING
 from callboard.client.client import Client
 

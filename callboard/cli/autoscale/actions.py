@@ -20,7 +20,7 @@ from callboard.cli.options import reading, wishes
 from callboard.cli.show import consoles, tables, words
 from callboard.cli.show.plain import plain
 from callboard.cli.show.printing import show_result
-from callboard.cli.show.session import connected
+from callboard.cli.show.verb_guard import connected
 from callboard.client.client import Client
 from callboard.client.clusters import read_record
 from callboard.model.durations import parse_duration_ms

@@ -19,7 +19,7 @@ from callboard.cli.local.dashboard import usable_port
 from callboard.cli.options import Stated, read_stated, reading
 from callboard.cli.show import consoles
 from callboard.cli.show.exits import FAILED, CommandFailed
-from callboard.cli.show.session import failing_in_words
+from callboard.cli.show.verb_guard import failing_in_words
 from callboard.client.clusters import find_controller
 from callboard.model.names import is_name
 from callboard.model.options import option_of

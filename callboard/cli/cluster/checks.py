@@ -12,7 +12,7 @@ from callboard.cli.local.machine_gpus import BadGpus, MachineGpus, machine_gpus,
 from callboard.cli.local.plan import ClusterPlan, NodeShape
 from callboard.cli.options import reading
 from callboard.cli.show.exits import CommandFailed
-from callboard.cli.show.session import failing_in_words
+from callboard.cli.show.verb_guard import failing_in_words
 from callboard.model.cluster_text import NodeText
 from callboard.model.names import is_custom_resource, is_name
 from callboard.model.quantities import MILLI, QuantityError, format_milli, parse_memory, parse_milli

@@ -19,9 +19,9 @@ from callboard.controller.options import DEFAULT_METRICS, DEFAULT_PAGE, BadOptio
 from callboard.controller.server import run_controller
 from callboard.model.faults import InvalidInput
 from callboard.model.inputs.role_file import read_role_file
+from callboard.security.caller_roles import Role
 from callboard.security.places import run_directory
 from callboard.security.processes import identify
-from callboard.security.roles import Role
 from callboard.security.signed_tokens import ROLES_OF_PEOPLE, SignedTokenRules
 from callboard.security.tls import TlsFiles
 
@@ -74,14 +74,14 @@ def run(
 
 @contextmanager
 def _failing_in_words() -> Iterator[None]:
-    """As :func:`callboard.cli.show.session.failing_in_words`, which a controller loads once something fails: it takes a
-    tenth of the time of a start."""
+    """As :func:`callboard.cli.show.verb_guard.failing_in_words`, which a controller loads once something fails:
+    it takes a tenth of the time of a start."""
     try:
         yield
     except typer.Exit:
         raise
     except Exception:
-        from callboard.cli.show.session import failing_in_words  # noqa: PLC0415
+        from callboard.cli.show.verb_guard import failing_in_words  # noqa: PLC0415
 
         with failing_in_words():
             raise

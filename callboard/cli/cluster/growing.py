@@ -12,7 +12,7 @@ from callboard.cli.options import wishes
 from callboard.cli.show import consoles, words
 from callboard.cli.show.exits import BAD_INPUT, UNREACHABLE, CommandFailed
 from callboard.cli.show.printing import done
-from callboard.cli.show.session import failing_in_words, with_client
+from callboard.cli.show.verb_guard import failing_in_words, with_client
 from callboard.client.client import Client
 from callboard.client.clusters import read_record, running_clusters
 from callboard.security.places import run_directory

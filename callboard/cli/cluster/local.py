@@ -29,7 +29,7 @@ from callboard.cli.show.exits import BAD_INPUT, INTERRUPTED, CommandFailed
 from callboard.cli.show.gpu_picture import GpuPicture
 from callboard.cli.show.plain import plain
 from callboard.cli.show.printing import done, show_result
-from callboard.cli.show.session import failing_in_words
+from callboard.cli.show.verb_guard import failing_in_words
 from callboard.client.client import Client
 from callboard.client.clusters import ClusterRecord, cluster_directory, recorded_clusters, running_clusters
 from callboard.model.cluster_text import NodeText, parse_cluster

@@ -15,7 +15,7 @@ from callboard.cli.local.records import AlreadyUp
 from callboard.cli.local.taking_down import Leftovers
 from callboard.cli.local.turns import ClusterGone, NoTurn
 from callboard.cli.show.exits import BAD_INPUT, INTERRUPTED, UNREACHABLE, CommandFailed
-from callboard.cli.show.session import failing_in_words
+from callboard.cli.show.verb_guard import failing_in_words
 
 Result = TypeVar("Result")
 

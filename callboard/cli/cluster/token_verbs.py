@@ -9,7 +9,7 @@ import typer
 
 from callboard.cli import actions
 from callboard.cli.options import StateDirOption, argument, option, takes
-from callboard.security.roles import Role
+from callboard.security.caller_roles import Role
 
 app = typer.Typer()
 token_verbs = typer.Typer(help="Make, list and revoke tokens, on the controller's machine.", no_args_is_help=True)

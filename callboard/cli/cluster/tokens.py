@@ -15,15 +15,15 @@ import typer
 from callboard.cli.options import reading, wishes
 from callboard.cli.show import consoles, printing, tables
 from callboard.cli.show.exits import BAD_INPUT, CommandFailed
-from callboard.cli.show.session import unless_wrong
+from callboard.cli.show.verb_guard import unless_wrong
 from callboard.client.clusters import running_clusters
 from callboard.controller.options import default_state_dir
 from callboard.model.durations import parse_duration_ms
 from callboard.security import grants
+from callboard.security.caller_roles import Role
 from callboard.security.grants import BadGrant, read_grants
 from callboard.security.joining import new_join_token
 from callboard.security.places import CERTS_NAME, UnsafeFile, run_directory, write_private
-from callboard.security.roles import Role
 
 
 def create(name: str, *, role: Role, file: Path | None, lasts: str, replace: bool, state_dir: Path | None) -> None:

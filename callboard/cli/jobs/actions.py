@@ -21,7 +21,7 @@ from callboard.cli.show import consoles, tables, words
 from callboard.cli.show.exits import BAD_INPUT, NO_PLAN, CommandFailed
 from callboard.cli.show.plain import plain, unprinted_job
 from callboard.cli.show.printing import done, show_result
-from callboard.cli.show.session import connected, waiting, with_client
+from callboard.cli.show.verb_guard import connected, waiting, with_client
 from callboard.client.client import Client
 from callboard.client.jobs import JobHandle
 from callboard.model.faults import Fault

@@ -17,7 +17,7 @@ import typer
 
 from callboard.cli.show import consoles
 from callboard.cli.show.exits import FAILED, INTERRUPTED
-from callboard.cli.show.session import with_client
+from callboard.cli.show.verb_guard import with_client
 from callboard.client.calls.execs import PIECE_BYTES, ExecDone, ExecSession
 from callboard.client.client import Client
 from callboard.client.errors import WaitTimeout

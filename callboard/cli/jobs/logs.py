@@ -7,7 +7,7 @@ import sys
 from callboard.cli.options import reading
 from callboard.cli.show import consoles
 from callboard.cli.show.exits import CommandFailed
-from callboard.cli.show.session import with_client
+from callboard.cli.show.verb_guard import with_client
 from callboard.client.calls.watching import MISSING, LogLine
 from callboard.client.client import Client
 from callboard.model.durations import parse_duration_ms

@@ -21,7 +21,7 @@ from callboard.cli.layouts.config_source import read_text
 from callboard.cli.options import reading, wishes
 from callboard.cli.show.exits import FAILED, INTERRUPTED
 from callboard.cli.show.failures import EXPECTED, failure_of
-from callboard.cli.show.session import with_client
+from callboard.cli.show.verb_guard import with_client
 from callboard.client.calls.watching import MISSING, LogLine
 from callboard.client.client import Client
 from callboard.client.jobs import ENDED, JobHandle

@@ -247,7 +247,7 @@ def env(
 
     It is shown as the nodes made it, with the values of secret variables masked.
     """
-    actions.looking.environment(name, component=component, rank=rank)
+    actions.workers.environment(name, component=component, rank=rank)
 
 
 @job_verbs.command("scale", epilog="Example: callboard job scale train-00 rollout 4")

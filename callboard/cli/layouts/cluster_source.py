@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from callboard.cli.show import words
 from callboard.cli.show.exits import NO_PLAN, CommandFailed
-from callboard.cli.show.session import with_client
+from callboard.cli.show.verb_guard import with_client
 from callboard.client.calls.cluster_calls import GONE
 from callboard.client.client import Client
 from callboard.model.cluster_text import parse_cluster

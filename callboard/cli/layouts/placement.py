@@ -14,7 +14,7 @@ from callboard.cli.options import wishes
 from callboard.cli.show import consoles, printing
 from callboard.cli.show.exits import BAD_INPUT, UNREACHABLE, CommandFailed
 from callboard.cli.show.file_faults import refuse, warn
-from callboard.cli.show.session import failing_in_words, with_client
+from callboard.cli.show.verb_guard import failing_in_words, with_client
 from callboard.client.calls.cluster_calls import GONE, id_of
 from callboard.client.client import Client
 from callboard.model.faults import Fault, InvalidInput

@@ -10,7 +10,7 @@ from callboard.cli.show import consoles, words
 from callboard.cli.show.exits import CommandFailed
 from callboard.cli.show.plain import plain
 from callboard.cli.show.printing import done, show_result
-from callboard.cli.show.session import connected
+from callboard.cli.show.verb_guard import connected
 from callboard.client.client import Client
 from callboard.model.durations import parse_duration_ms
 from callboard.model.quantities import QuantityError

@@ -15,7 +15,7 @@ from rich.text import Text
 from callboard.cli.options import wishes
 from callboard.cli.show import consoles, printing
 from callboard.cli.show.exits import BAD_INPUT, FAILED, CommandFailed
-from callboard.cli.show.session import failing_in_words
+from callboard.cli.show.verb_guard import failing_in_words
 from callboard.controller.journal.rerun import Step, rerun
 from callboard.controller.journal.state_dir import JOURNAL_NAME, StoreFailed
 from callboard.scheduler import Refusal

@@ -13,7 +13,7 @@ from rich.text import Text
 from callboard.cli.options import wishes
 from callboard.cli.show import consoles, printing, tables
 from callboard.cli.show.exits import BAD_INPUT, FAILED, INTERRUPTED, CommandFailed
-from callboard.cli.show.session import failing_in_words
+from callboard.cli.show.verb_guard import failing_in_words
 from callboard.simulation import (
     Shrunk,
     SimulationFailure,

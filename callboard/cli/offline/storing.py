@@ -11,7 +11,7 @@ from callboard.cli.cluster.tokens import printed
 from callboard.cli.options import wishes
 from callboard.cli.show import consoles
 from callboard.cli.show.exits import BAD_INPUT, CommandFailed
-from callboard.cli.show.session import failing_in_words
+from callboard.cli.show.verb_guard import failing_in_words
 from callboard.controller.journal.copying import Copied, Until, back_up_journal, copy_journal, restore_journal
 from callboard.controller.journal.database import Where, check_url
 from callboard.controller.journal.state_dir import KEY_NAME, StoreFailed

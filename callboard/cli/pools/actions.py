@@ -15,7 +15,7 @@ from callboard.cli.show import consoles
 from callboard.cli.show.changes import changed, is_file, read_changes
 from callboard.cli.show.plain import message_of, plain, spec_of_printed
 from callboard.cli.show.printing import done, show_result
-from callboard.cli.show.session import connected, with_client
+from callboard.cli.show.verb_guard import connected, with_client
 from callboard.client.client import Client
 from callboard.model.describe import pool_to_mapping
 from callboard.v1 import pool_pb2

@@ -5,7 +5,7 @@ from __future__ import annotations
 from callboard.cli.pools import views as pool_views
 from callboard.cli.show.plain import plain
 from callboard.cli.show.printing import done, show_result
-from callboard.cli.show.session import connected
+from callboard.cli.show.verb_guard import connected
 from callboard.client.client import Client
 
 

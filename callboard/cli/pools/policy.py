@@ -11,7 +11,7 @@ from callboard.cli.options import wishes
 from callboard.cli.show import consoles, tables
 from callboard.cli.show.changes import changed, is_file, read_changes
 from callboard.cli.show.printing import show_result
-from callboard.cli.show.session import connected
+from callboard.cli.show.verb_guard import connected
 from callboard.client.client import Client
 from callboard.model.durations import format_duration_ms
 from callboard.model.policy import PreemptionPolicy

@@ -15,7 +15,7 @@ from callboard.cli.options import Output, wishes
 from callboard.cli.show import consoles, printing, tables, words
 from callboard.cli.show.exits import FAILED
 from callboard.cli.show.plain import plain
-from callboard.cli.show.session import connected, with_client
+from callboard.cli.show.verb_guard import connected, with_client
 from callboard.client.client import Client
 from callboard.client.jobs import ENDED, JobHandle
 from callboard.v1.event_pb2 import Event

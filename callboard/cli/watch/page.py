@@ -15,7 +15,7 @@ from callboard.cli.options import wishes
 from callboard.cli.show import consoles
 from callboard.cli.show.exits import FAILED, CommandFailed
 from callboard.cli.show.printing import show_result
-from callboard.cli.show.session import connected
+from callboard.cli.show.verb_guard import connected
 from callboard.client.client import Client
 from callboard.security.tokens import find_tls, find_token
 

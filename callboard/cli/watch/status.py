@@ -16,7 +16,7 @@ from callboard.cli.pools import views as pool_views
 from callboard.cli.show import consoles, printing, words
 from callboard.cli.show.gpu_picture import GpuPicture
 from callboard.cli.show.plain import plain
-from callboard.cli.show.session import connected
+from callboard.cli.show.verb_guard import connected
 from callboard.client.calls.cluster_calls import ObjectStore
 from callboard.client.client import Client
 from callboard.model.quantities import format_memory

@@ -29,7 +29,7 @@ def top(
     CALLS are those that run or wait, out of max_concurrency: more than that wait. Ctrl-C ends it; for programs (json,
     yaml, a pipe) it is shown once.
     """
-    actions.looking.top(job=job, once=once, interval_s=interval)
+    actions.workers.top(job=job, once=once, interval_s=interval)
 
 
 @app.command("page", epilog="Example: callboard page", short_help="Print a link to the web page, logged in.")
@@ -56,7 +56,7 @@ def doctor() -> None:
 
     Exit code 1: something was found. Nothing is changed.
     """
-    actions.looking.doctor()
+    actions.doctor.doctor()
 
 
 @app.command(
@@ -74,7 +74,7 @@ def version(
     Exit code 1: some differ. All of a cluster should have one callboard. Agents, and programs that call workers, need
     the same Ray and the same minor version of Python.
     """
-    actions.looking.version(check=check)
+    actions.doctor.version(check=check)
 
 
 @app.command(
@@ -89,7 +89,7 @@ def ray_env() -> None:
     `ray list` and the dashboard do so, too, if the head is installed with the extra `head`.
     The token of a cluster that runs on this machine is found; elsewhere set RAY_AUTH_TOKEN_PATH yourself.
     """
-    actions.looking.ray_env()
+    actions.doctor.ray_env()
 
 
 @app.command("events", epilog="Example: callboard events --follow --type preemption.")
@@ -141,7 +141,7 @@ def list_workers(
 
     With -o wide it says why a start was cold.
     """
-    actions.looking.list_workers(job=job, node=node)
+    actions.workers.list_workers(job=job, node=node)
 
 
 @worker_verbs.callback()

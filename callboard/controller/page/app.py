@@ -27,7 +27,7 @@ from callboard.controller.page.calls import CALLABLE, FOLLOW, OUTPUT, CallRefuse
 from callboard.controller.page.login import LASTS_S, Hosts, Logins, is_foreign
 from callboard.controller.services.request_parts import invalid
 from callboard.security.access import bearer_of
-from callboard.security.roles import ROLES, Identity, caller
+from callboard.security.caller_roles import ROLES, Identity, caller
 from callboard.v1 import common_pb2, job_pb2
 from callboard.wire.refusals import CallboardError, NotAuthenticated
 

@@ -31,7 +31,7 @@ from callboard.scheduler.records.job_records import Change, Drop, EventRecord, J
 from callboard.scheduler.records.node_record import NodeRecord
 from callboard.scheduler.records.pool_records import GroupRecord, PoolRecord
 from callboard.scheduler.records.states import ENDED, JobState
-from callboard.security.roles import Identity
+from callboard.security.caller_roles import Identity
 from callboard.wire.refusals import CallboardError, LimitReached, Unavailable
 
 KINDS = ("nodes", "jobs", "pools", "groups")

@@ -21,8 +21,8 @@ from collections.abc import Callable, Mapping
 
 from callboard.controller.journal.sealing import Seal, Unsealable
 from callboard.security.access import Access
+from callboard.security.caller_roles import ANYBODY, Identity, Role
 from callboard.security.dialing import AUTHORIZATION, SCHEME
-from callboard.security.roles import ANYBODY, Identity, Role
 from callboard.wire.refusals import LimitReached, NotAllowed, NotAuthenticated
 
 LASTS_S = 12 * 3600

@@ -25,11 +25,11 @@ from callboard.model.names import is_name
 from callboard.scheduler import Outcome
 from callboard.scheduler.records.commands import Command
 from callboard.scheduler.records.events import Event, NodeLeft
+from callboard.security.caller_roles import caller, check_node
 from callboard.security.certificates import BadCertificate
 from callboard.security.grants import BadGrant
 from callboard.security.joining import Joining
 from callboard.security.places import UnsafeFile
-from callboard.security.roles import caller, check_node
 from callboard.v1 import agent_pb2, agent_pb2_grpc
 from callboard.wire.refusals import InternalError, InvalidRequest, Unavailable
 

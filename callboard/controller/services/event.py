@@ -13,7 +13,7 @@ from callboard.controller.loop.event_log import EventLog, Filter, Progress
 from callboard.controller.options import ControllerOptions
 from callboard.controller.services.request_parts import DEFAULT_PAGE, LARGEST_PAGE, invalid, is_member, is_member_of
 from callboard.scheduler.records.job_records import EventRecord
-from callboard.security.roles import Identity, caller
+from callboard.security.caller_roles import Identity, caller
 from callboard.v1 import event_pb2, event_pb2_grpc
 from callboard.wire.alike import message_of, timestamp
 

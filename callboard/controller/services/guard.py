@@ -28,8 +28,8 @@ from google.protobuf.message import DecodeError
 
 from callboard.model.faults import Fault, InvalidInput
 from callboard.scheduler.records.refusals import Refusal, RefusalCode
+from callboard.security.caller_roles import Identity, caller
 from callboard.security.gate import Gate, changes
-from callboard.security.roles import Identity, caller
 from callboard.wire.errors import status_of
 from callboard.wire.refusals import (
     CallboardError,

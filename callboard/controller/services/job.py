@@ -48,7 +48,7 @@ from callboard.scheduler.records.events import (
 )
 from callboard.scheduler.records.job_records import JobRecord
 from callboard.scheduler.records.states import ENDED, JobState
-from callboard.security.roles import caller
+from callboard.security.caller_roles import caller
 from callboard.v1 import common_pb2, job_pb2, job_pb2_grpc
 from callboard.wire.enums import from_wire
 from callboard.wire.refusals import DeadlineExceeded, LimitReached, NotFound

@@ -19,7 +19,7 @@ from callboard.scheduler import State
 from callboard.scheduler.records.events import NodeCordoned, NodeDrained, NodeRemoved
 from callboard.scheduler.records.node_record import NodeRecord
 from callboard.scheduler.records.states import NodeState
-from callboard.security.roles import caller, check_node
+from callboard.security.caller_roles import caller, check_node
 from callboard.v1 import node_pb2, node_pb2_grpc
 from callboard.wire.refusals import NotFound, Unavailable
 

@@ -13,7 +13,7 @@ from callboard.model.faults import Fault, InvalidInput
 from callboard.model.names import NAME_PATTERN, is_name
 from callboard.scheduler import State
 from callboard.scheduler.records.job_records import JobRecord
-from callboard.security.roles import caller
+from callboard.security.caller_roles import caller
 from callboard.v1 import common_pb2
 from callboard.wire.refusals import ErrorReason, InvalidRequest, NotAllowed
 

@@ -24,7 +24,7 @@ from callboard.agents.system.devices import CUDA, DeviceFacts, NodeDevices
 from callboard.agents.system.inventory import inventory
 from callboard.simulation.checks.yielding import Yielding
 from callboard.simulation.world import network
-from callboard.simulation.world.ground import Ground
+from callboard.simulation.world.agent_machine import AgentMachine
 from callboard.simulation.world.machines import Machine
 from callboard.simulation.world.network import Message
 from callboard.simulation.world.site import Site
@@ -69,9 +69,9 @@ class Agent:
         devices = NodeDevices(CUDA, facts, simulated=True)
         offered = inventory(options, devices)
         del offered.interpreters[:]
-        ground = Ground(self.site, machine, self.process, self._connect, self._yielding.kills)
-        agent = ProductionAgent(options, devices, offered, ground, machine.node_id)
-        return await live(agent, ground.run_dir, keep_output=False)
+        below = AgentMachine(self.site, machine, self.process, self._connect, self._yielding.kills)
+        agent = ProductionAgent(options, devices, offered, below, machine.node_id)
+        return await live(agent, below.run_dir, keep_output=False)
 
     def _ended(self, done: asyncio.Task[int]) -> None:
         if done.cancelled():

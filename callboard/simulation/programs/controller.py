@@ -25,8 +25,8 @@ from callboard.controller.services.guard import Guard
 from callboard.scheduler import Outcome, Refusal, Scheduler, State
 from callboard.scheduler.records.events import Event
 from callboard.scheduler.records.job_records import Change
+from callboard.security.caller_roles import ANYBODY
 from callboard.security.gate import Gate
-from callboard.security.roles import ANYBODY
 from callboard.simulation.checks.witness import ANSWER_MS, Witness
 from callboard.simulation.world.disk import Disk, SimulatedJournal
 from callboard.simulation.world.network import REFUSED, Message, Stream

@@ -8,7 +8,7 @@ from dataclasses import replace
 from callboard.model.specs import StopPolicy
 from callboard.scheduler import Outcome
 from callboard.scheduler.records import events as ev
-from callboard.simulation.checks.promises import Promises
+from callboard.simulation.checks.acknowledged import Acknowledged
 from callboard.simulation.trouble import shapes
 from callboard.simulation.trouble.calls import RETRY_MS, Calls
 
@@ -16,12 +16,12 @@ from callboard.simulation.trouble.calls import RETRY_MS, Calls
 class Operators:
     """All operators."""
 
-    def __init__(self, calls: Calls, promises: Promises, gpus: int) -> None:
+    def __init__(self, calls: Calls, acknowledged: Acknowledged, gpus: int) -> None:
         self._calls = calls
         self._controller = calls.controller
         self._timeline = calls.site.timeline
         self._chance = calls.chance
-        self._promises = promises
+        self._acknowledged = acknowledged
         self._gpus = gpus
         self._recreated: dict[str, None] = {}
 
@@ -58,10 +58,10 @@ class Operators:
         """
 
         def deleted(_: Outcome) -> None:
-            self._promises.pool_deleted(name)
+            self._acknowledged.pool_deleted(name)
             then()
 
-        self._promises.pool_goes(name)
+        self._acknowledged.pool_goes(name)
         self._calls.call(
             lambda now_ms, cause: ev.PoolDeleted(now_ms=now_ms, cause=cause, name=name, force=True),
             deleted,
@@ -71,10 +71,10 @@ class Operators:
 
     def _create_pool(self, name: str) -> None:
         spec = shapes.pool_spec(name, self._gpus, self._chance)
-        self._promises.pool_comes(name)
+        self._acknowledged.pool_comes(name)
         self._calls.call(
             lambda now_ms, cause: ev.PoolCreated(now_ms=now_ms, cause=cause, spec=spec),
-            lambda _: self._promises.pool_created(name),
+            lambda _: self._acknowledged.pool_created(name),
             again=lambda: self._create_pool(name),
         )
 
@@ -90,7 +90,7 @@ class Operators:
         def answered(_: Outcome) -> None:
             pool = self._controller.scheduler.state.pools.get(name)
             if pool is not None and pool.spec == spec:
-                self._promises.pool_changed(name, pool.spec_version)
+                self._acknowledged.pool_changed(name, pool.spec_version)
 
         self._calls.call(lambda now_ms, cause: ev.PoolUpdated(now_ms=now_ms, cause=cause, spec=spec), answered)
 

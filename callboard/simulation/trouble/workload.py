@@ -1,6 +1,6 @@
 """Trainers that submit, scale, renew, preempt, cancel and complete jobs, and when they do.
 
-A client retries what it has no answer to, a submission under the same request id; it tells :mod:`promises` of every
+A client retries what it has no answer to, a submission under the same request id; it tells :mod:`acknowledged` of every
 answer it got.
 """
 
@@ -10,7 +10,7 @@ from callboard.model.specs import JobSpec
 from callboard.scheduler import Outcome
 from callboard.scheduler.records import events as ev
 from callboard.scheduler.records.states import ENDED, JobState
-from callboard.simulation.checks.promises import Promises
+from callboard.simulation.checks.acknowledged import Acknowledged
 from callboard.simulation.programs.controller import Make
 from callboard.simulation.trouble import shapes
 from callboard.simulation.trouble.calls import Calls
@@ -25,11 +25,11 @@ MOST_TRIES = 20
 class Workload:
     """All trainers."""
 
-    def __init__(self, calls: Calls, promises: Promises, gpus: int) -> None:
+    def __init__(self, calls: Calls, acknowledged: Acknowledged, gpus: int) -> None:
         self._calls = calls
         self._controller = calls.controller
         self._chance = calls.chance
-        self._promises = promises
+        self._acknowledged = acknowledged
         self._asked = 0
         self._owned: dict[str, None] = {}
         """Jobs owned by a client that still lives."""
@@ -76,7 +76,7 @@ class Workload:
 
         def answered(outcome: Outcome) -> None:
             accepted = str(outcome.result)
-            self._promises.submitted(accepted, request_id, accepted in self._controller.scheduler.state.jobs)
+            self._acknowledged.submitted(accepted, request_id, accepted in self._controller.scheduler.state.jobs)
             if spec.session_lease_ms:
                 self._owned[accepted] = None
 
@@ -107,7 +107,7 @@ class Workload:
             self._end(lambda now_ms, cause: ev.JobCompleted(now_ms=now_ms, cause=cause, uid=uid), uid)
 
     def _end(self, make: Make, uid: str) -> None:
-        self._calls.call(make, lambda _: self._promises.over(uid), again=lambda: self._end(make, uid))
+        self._calls.call(make, lambda _: self._acknowledged.over(uid), again=lambda: self._end(make, uid))
 
     def _preempt(self) -> None:
         uid, other = self._some_job(JobState.RUNNING), self._chance.choice([self._some_job(JobState.PENDING), ""])

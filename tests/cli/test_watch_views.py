@@ -10,7 +10,7 @@ from rich.console import Console, RenderableType
 
 from callboard.cli.pools.views import groups_in_short
 from callboard.cli.show.gpu_picture import GpuPicture
-from callboard.cli.watch.looking_views import environment_view, findings_view, top_view
+from callboard.cli.watch.views import environment_view, findings_view, top_view
 from callboard.client.diagnosis import Finding, FindingKind
 from callboard.v1.common_pb2 import Allocation, DeviceShare, WorkerKey
 from callboard.v1.inspection_pb2 import CallLoad, DeviceLoad, DeviceUser, NodeInspection, WorkerInspection

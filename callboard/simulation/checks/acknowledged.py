@@ -1,4 +1,4 @@
-"""The promises: what was acknowledged must still be true. (R1, I8)
+"""What was acknowledged, which must still be true. (R1, I8)
 
 A client that got an answer may rely on it: whatever the controller says afterwards, also after a crash, is checked
 against the answers it gave.
@@ -16,7 +16,7 @@ from callboard.simulation.world.rules import RuleBroken
 _ACTIVE = (JobState.PENDING, JobState.STARTING, JobState.RUNNING, JobState.PREEMPTING, JobState.RECOVERING)
 
 
-class Promises:
+class Acknowledged:
     """Every answer that still binds the controller."""
 
     def __init__(self) -> None:

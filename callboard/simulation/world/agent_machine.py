@@ -1,4 +1,4 @@
-"""The simulated machine as an agent sees it: ``callboard.agents.machine.Machine`` on a virtual one.
+"""The simulated machine below an agent: ``callboard.agents.machine.Machine`` on a virtual one.
 
 What an agent starts lives on the machine and not in the agent: it goes on while the agent is stopped or dead.
 """
@@ -51,7 +51,7 @@ _AGENT = ProcessEntry(ProcessId(2, 0), _INIT, 0, 0, gone=False)
 """The agent itself, in the table of processes: one that is asked about lives."""
 
 
-class GroundProcesses:
+class SimulatedProcesses:
     """What lives on a machine, for one run of its agent."""
 
     def __init__(self, site: Site, machine: Machine, agent: Process, kills: Callable[[ProcessId], None]) -> None:
@@ -179,7 +179,7 @@ class GroundProcesses:
         return TreeEnd((), len(killed))
 
 
-class GroundRunDir(RunDir):
+class SimulatedRunDir(RunDir):
     """Records that outlive the agent, on a disk that is neither full nor torn."""
 
     def __init__(self, machine: Machine) -> None:
@@ -224,7 +224,7 @@ class GroundRunDir(RunDir):
             self._machine.lease = None
 
 
-class GroundLease:
+class SimulatedLease:
     """The lease as a machine remembers it."""
 
     def __init__(self, site: Site, machine: Machine) -> None:
@@ -378,15 +378,15 @@ class Fence:
             self._site.machines.kill(self._machine, each)
 
 
-class Ground:
-    """What one run of an agent stands on."""
+class AgentMachine:
+    """The machine below one run of an agent."""
 
     def __init__(
         self, site: Site, machine: Machine, agent: Process, connect: Connect, kills: Callable[[ProcessId], None]
     ) -> None:
-        self.run_dir: RunDir = GroundRunDir(machine)
-        self.processes: Processes = GroundProcesses(site, machine, agent, kills)
-        self.lease_file: LeaseStore = GroundLease(site, machine)
+        self.run_dir: RunDir = SimulatedRunDir(machine)
+        self.processes: Processes = SimulatedProcesses(site, machine, agent, kills)
+        self.lease_file: LeaseStore = SimulatedLease(site, machine)
         self.ports = Ports(clock=site.timeline.time, claim=lambda _: _Claim(), is_free=lambda _: True)
         self.outputs: Outputs = NoOutput()
         self.packages: Packages | None = None

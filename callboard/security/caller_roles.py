@@ -1,4 +1,4 @@
-"""Roles: who a caller is, and which methods each role may call.
+"""Roles of callers: who calls, and which methods each role may call.
 
 The table names every method of the API; a test compares it with the descriptors, so that a new method is refused to
 everybody but the owner until somebody decides who may call it.

@@ -1,4 +1,4 @@
-"""What runs a verb: with a client, and with every expected error turned into words and an exit code."""
+"""The guard around a verb: it gives it a client, and turns every expected error into words and an exit code."""
 
 from __future__ import annotations
 

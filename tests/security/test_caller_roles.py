@@ -30,10 +30,10 @@ from callboard.controller.server import SERVICES, Controller
 from callboard.security import access as access_module
 from callboard.security.access import Access
 from callboard.security.audit_log import AUDIT_NAME, AuditLog
+from callboard.security.caller_roles import OPEN, OWNER, ROLES, Identity, Role, caller, check_role
 from callboard.security.gate import ClientLimits, Gate, changes
 from callboard.security.grants import GRANTS_NAME, BadGrant, grant, read_grants, revoke
 from callboard.security.places import UnsafeFile, write_private
-from callboard.security.roles import OPEN, OWNER, ROLES, Identity, Role, caller, check_role
 from callboard.v1.job_pb2 import Job, JobSpec
 from callboard.wire.errors import parse_error
 from callboard.wire.refusals import CallboardError, LimitReached, NotAllowed, NotAuthenticated
