@@ -161,7 +161,7 @@ class Client(JobCalls, ClusterCalls):
             await self._cluster.stop()
 
     async def call(
-        self, method: Method[Request, Response], request: Request, *, timeout: float | None = None
+        self, method: Method[..., Request, Response], request: Request, *, timeout: float | None = None
     ) -> Response:
         """One call of the API as it is on the wire, for what has no method of its own.
 

@@ -10,6 +10,7 @@ from typing import Any, TypeVar, overload
 from callboard.client.calls import methods
 from callboard.client.calls.connection import Connection
 from callboard.client.calls.execs import ExecDone, ExecSession, run_exec
+from callboard.client.calls.methods import Fields, Method
 from callboard.client.calls.watching import MISSING, LogLine, job_lines, watch_events
 from callboard.client.errors import JobEnded, NoResult, WaitTimeout
 from callboard.client.workers import TypedWorkerHandle, WorkerHandle
@@ -129,9 +130,7 @@ class JobHandle(SeenJob):
 
     async def refresh(self) -> Job:
         """The job as it is now."""
-        request = methods.GET_JOB.request(name=self._resource)
-        self.job = (await self._connection.call(methods.GET_JOB, request)).job
-        return self.job
+        return await self._renewed(methods.GET_JOB, name=self._resource)
 
     async def running(self, timeout: float | None = None) -> Job:
         """Waits until every worker was constructed and answered. A job that has succeeded meanwhile was there.
@@ -267,17 +266,17 @@ class JobHandle(SeenJob):
             grace_ms = None if grace is None else parse_duration_ms(grace)
         except QuantityError as error:
             raise InvalidInput([Fault("grace", str(error))]) from error
-        request = methods.CANCEL_JOB.request(
-            name=self._resource, reason=reason, destroy_placement_groups=destroy_placement_groups, grace_ms=grace_ms
+        return await self._renewed(
+            methods.CANCEL_JOB,
+            name=self._resource,
+            reason=reason,
+            destroy_placement_groups=destroy_placement_groups,
+            grace_ms=grace_ms,
         )
-        self.job = (await self._connection.call(methods.CANCEL_JOB, request)).job
-        return self.job
 
     async def complete(self, reason: str = "") -> Job:
         """Ends the job as succeeded; idempotent, in every state. Returns at once: wait with :meth:`finished`."""
-        request = methods.COMPLETE_JOB.request(name=self._resource, reason=reason)
-        self.job = (await self._connection.call(methods.COMPLETE_JOB, request)).job
-        return self.job
+        return await self._renewed(methods.COMPLETE_JOB, name=self._resource, reason=reason)
 
     async def preempt(self, *, for_job: str = "", reason: str = "") -> Job:
         """Makes the job yield now.
@@ -289,11 +288,9 @@ class JobHandle(SeenJob):
         Raises:
             PreemptionRefused: the rules say no.
         """
-        request = methods.PREEMPT_JOB.request(
-            name=self._resource, for_job=f"jobs/{for_job}" if for_job else "", reason=reason
+        return await self._renewed(
+            methods.PREEMPT_JOB, name=self._resource, for_job=f"jobs/{for_job}" if for_job else "", reason=reason
         )
-        self.job = (await self._connection.call(methods.PREEMPT_JOB, request)).job
-        return self.job
 
     async def scale(self, component: str, workers: int) -> Job:
         """Says how many workers an elastic component should have. Returns at once: the highest ranks leave first,
@@ -306,14 +303,11 @@ class JobHandle(SeenJob):
         Raises:
             InvalidRequest: the component is not elastic, or the number is out of its bounds.
         """
-        request = methods.SCALE_JOB.request(name=self._resource, component=component, workers=workers)
-        self.job = (await self._connection.call(methods.SCALE_JOB, request)).job
-        return self.job
+        return await self._renewed(methods.SCALE_JOB, name=self._resource, component=component, workers=workers)
 
     async def explain(self) -> Explanation:
         """Why the job is where it is, and what would unblock it."""
-        request = methods.EXPLAIN_JOB.request(name=self._resource)
-        return (await self._connection.call(methods.EXPLAIN_JOB, request)).explanation
+        return (await self._connection.ask(methods.EXPLAIN_JOB, name=self._resource)).explanation
 
     async def events(self, *, start_revision: int = 0) -> AsyncIterator[Event]:
         """Follows the events of the job and its workers, through reconnects, until the job has ended.
@@ -353,8 +347,7 @@ class JobHandle(SeenJob):
             InvalidInput: a name or value that is none.
             WrongState: the job has ended.
         """
-        request = methods.REPORT_SIGNALS.request(name=self._resource, gauges=gauges)
-        return dict((await self._connection.call(methods.REPORT_SIGNALS, request)).scaled)
+        return dict((await self._connection.ask(methods.REPORT_SIGNALS, name=self._resource, gauges=gauges)).scaled)
 
     async def logs(
         self,
@@ -407,6 +400,10 @@ class JobHandle(SeenJob):
     @property
     def _resource(self) -> str:
         return f"jobs/{self.job.uid}"
+
+    async def _renewed(self, method: Method[Fields, Any, Any], *args: Fields.args, **fields: Fields.kwargs) -> Job:
+        self.job = (await self._connection.ask(method, *args, **fields)).job
+        return self.job
 
     async def _until(self, reached: Callable[[Job], bool]) -> Job:
         while True:

@@ -187,7 +187,9 @@ class SyncClient(_Blocking[Client]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def call(self, method: Method[Request, Response], request: Request, *, timeout: float | None = None) -> Response:
+    def call(
+        self, method: Method[..., Request, Response], request: Request, *, timeout: float | None = None
+    ) -> Response:
         """One call of the API as it is on the wire, for what has no method of its own; see :meth:`Client.call`."""
         return self._loop.run(self._inner.call(method, request, timeout=timeout))
 

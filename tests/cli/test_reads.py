@@ -460,7 +460,7 @@ class TestAReasonThatWasSent:
         with threaded as api:
             address = api.address
             monkeypatch.setenv("CALLBOARD_CONTROLLER", address)
-            wait_for, tries = Connection._ready, []
+            wait_for, tries = Connection.ready, []
 
             async def ready(connection: Connection, timeout_s: float) -> bool:
                 tries.append(timeout_s)
@@ -471,7 +471,7 @@ class TestAReasonThatWasSent:
             async def go(_: Any) -> Any:
                 await api.stop()
 
-            monkeypatch.setattr(Connection, "_ready", ready)
+            monkeypatch.setattr(Connection, "ready", ready)
             api.on(methods.LIST_JOBS, go)
             if is_gone:
                 threaded.do(api.stop())

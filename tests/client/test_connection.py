@@ -232,7 +232,7 @@ async def test_ft_f1_a_removal_whose_answer_was_lost_is_done_when_nothing_is_lef
     def answer(_: Any) -> Any:
         raise answers.pop(0)
 
-    removals: list[tuple[Method[Any, Any], Callable[[str], Awaitable[Any]]]] = [
+    removals: list[tuple[Method[..., Any, Any], Callable[[str], Awaitable[Any]]]] = [
         (methods.DELETE_POOL, client.delete_pool),
         (methods.DELETE_PLACEMENT_GROUP, client.delete_placement_group),
         (methods.REMOVE_NODE, client.remove_node),

@@ -44,7 +44,7 @@ async def test_a_call_that_the_controller_lacks_says_which_version_has_it(api: F
     assert __version__ in shown.remedy
 
 
-async def call(connection: Connection, method: Method[Any, Any]) -> None:
+async def call(connection: Connection, method: Method[..., Any, Any]) -> None:
     """As its descriptor says: one answer, a stream of them, or streams both ways."""
     service, _, name = method.path.partition("/")
     (described,) = (

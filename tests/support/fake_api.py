@@ -31,7 +31,7 @@ class Unsigned(Exception):
         self.details = details
 
 
-ALL_METHODS: dict[str, Method[Any, Any]] = {
+ALL_METHODS: dict[str, Method[..., Any, Any]] = {
     value.full_path: value for value in vars(methods).values() if isinstance(value, Method)
 }
 
@@ -65,11 +65,11 @@ class FakeApi(grpc.GenericRpcHandler):
         self._answers: dict[str, Any] = {}
         self._server: grpc.aio.Server | None = None
 
-    def on(self, method: Method[Any, Any], answer: Any) -> None:
+    def on(self, method: Method[..., Any, Any], answer: Any) -> None:
         """Answers ``method`` with ``answer``."""
         self._answers[method.full_path] = answer
 
-    def answer(self, method: Method[Any, Any]) -> Any:
+    def answer(self, method: Method[..., Any, Any]) -> Any:
         """The message that ``method`` is answered with."""
         return self._answers[method.full_path]
 
@@ -98,10 +98,14 @@ class FakeApi(grpc.GenericRpcHandler):
             return None
         serialize = method.response.SerializeToString
         if method in (methods.WATCH, methods.READ_JOB_OUTPUT):
-            return grpc.unary_stream_rpc_method_handler(self._stream(method), method.request.FromString, serialize)
-        return grpc.unary_unary_rpc_method_handler(self._unary(method), method.request.FromString, serialize)
+            return grpc.unary_stream_rpc_method_handler(
+                self._stream(method), lambda sent: method.request().FromString(sent), serialize
+            )
+        return grpc.unary_unary_rpc_method_handler(
+            self._unary(method), lambda sent: method.request().FromString(sent), serialize
+        )
 
-    def _unary(self, method: Method[Any, Any]) -> Any:
+    def _unary(self, method: Method[..., Any, Any]) -> Any:
         async def handle(request: Message, context: Any) -> Message:
             self.requests.append(request)
             self.contexts.append(context)
@@ -118,7 +122,7 @@ class FakeApi(grpc.GenericRpcHandler):
 
         return handle
 
-    def _stream(self, method: Method[Any, Any]) -> Any:
+    def _stream(self, method: Method[..., Any, Any]) -> Any:
         async def handle(request: Message, context: Any) -> Any:
             self.requests.append(request)
             try:

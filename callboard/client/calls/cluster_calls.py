@@ -50,10 +50,10 @@ class ClusterCalls:
             AlreadyExists: a pool of that name has another spec.
         """
         read = spec if isinstance(spec, ExactPoolSpec) else pool_spec(spec)
-        request = methods.CREATE_POOL.request(
-            pool_id=read.name, spec=pool_spec_to_proto(read), validate_only=validate_only
+        response = await self._connection.ask(
+            methods.CREATE_POOL, pool_id=read.name, spec=pool_spec_to_proto(read), validate_only=validate_only
         )
-        return (await self._connection.call(methods.CREATE_POOL, request)).pool
+        return response.pool
 
     async def ensure_pool(self, /, name: str, **fields: Any) -> Pool:
         """Makes the pool ``name`` unless it exists with an equal spec.
@@ -86,14 +86,15 @@ class ClusterCalls:
             EtagMismatch: the pool changed meanwhile.
         """
         read = spec if isinstance(spec, ExactPoolSpec) else pool_spec(spec)
-        request = methods.UPDATE_POOL.request(
+        response = await self._connection.ask(
+            methods.UPDATE_POOL,
             name=f"pools/{read.name}",
             spec=pool_spec_to_proto(read),
             update_mask=FieldMask(paths=fields),
             etag=etag,
             validate_only=validate_only,
         )
-        return (await self._connection.call(methods.UPDATE_POOL, request)).pool
+        return response.pool
 
     async def get_pool(self, name: str) -> Pool:
         """One pool.
@@ -101,13 +102,11 @@ class ClusterCalls:
         Raises:
             NotFound: there is none of that name.
         """
-        request = methods.GET_POOL.request(name=f"pools/{name}")
-        return (await self._connection.call(methods.GET_POOL, request)).pool
+        return (await self._connection.ask(methods.GET_POOL, name=f"pools/{name}")).pool
 
     async def list_pools(self) -> list[Pool]:
         """Every pool, by name."""
-        pages = self._connection.pages(methods.LIST_POOLS, methods.LIST_POOLS.request())
-        return [pool async for page in pages for pool in page.pools]
+        return [pool async for page in self._connection.pages(methods.LIST_POOLS) for pool in page.pools]
 
     async def delete_pool(self, name: str, *, force: bool = False) -> Pool | None:
         """Deletes a pool.
@@ -122,8 +121,7 @@ class ClusterCalls:
         Raises:
             PoolInUse: jobs are in it and ``force`` was not given.
         """
-        request = methods.DELETE_POOL.request(name=f"pools/{name}", force=force)
-        response = await self._connection.call(methods.DELETE_POOL, request)
+        response = await self._connection.ask(methods.DELETE_POOL, name=f"pools/{name}", force=force)
         return response.pool if response.HasField("pool") else None
 
     async def list_placement_groups(self, *, pool: str = "") -> list[PlacementGroup]:
@@ -132,9 +130,11 @@ class ClusterCalls:
         Args:
             pool: only those of this pool; empty: all.
         """
-
-        pages = self._connection.pages(methods.LIST_PLACEMENT_GROUPS, methods.LIST_PLACEMENT_GROUPS.request(pool=pool))
-        return [group async for page in pages for group in page.placement_groups]
+        return [
+            group
+            async for page in self._connection.pages(methods.LIST_PLACEMENT_GROUPS, pool=pool)
+            for group in page.placement_groups
+        ]
 
     async def get_placement_group(self, group_id: str) -> PlacementGroup:
         """One placement group.
@@ -142,8 +142,8 @@ class ClusterCalls:
         Raises:
             NotFound: there is none of that id.
         """
-        request = methods.GET_PLACEMENT_GROUP.request(name=f"placementGroups/{group_id}")
-        return (await self._connection.call(methods.GET_PLACEMENT_GROUP, request)).placement_group
+        response = await self._connection.ask(methods.GET_PLACEMENT_GROUP, name=f"placementGroups/{group_id}")
+        return response.placement_group
 
     async def delete_placement_group(self, group_id: str, *, when_free: bool = False) -> PlacementGroup | None:
         """Removes an idle placement group; a reserved one stays away until its pool is updated.
@@ -155,8 +155,9 @@ class ClusterCalls:
         Returns:
             The group while its removal is owed; None when it is gone.
         """
-        request = methods.DELETE_PLACEMENT_GROUP.request(name=f"placementGroups/{group_id}", when_free=when_free)
-        response = await self._connection.call(methods.DELETE_PLACEMENT_GROUP, request)
+        response = await self._connection.ask(
+            methods.DELETE_PLACEMENT_GROUP, name=f"placementGroups/{group_id}", when_free=when_free
+        )
         return response.placement_group if response.HasField("placement_group") else None
 
     async def get_node(self, node_id: str) -> Node:
@@ -165,13 +166,11 @@ class ClusterCalls:
         Raises:
             NotFound: there is none of that id.
         """
-        request = methods.GET_NODE.request(name=f"nodes/{node_id}")
-        return (await self._connection.call(methods.GET_NODE, request)).node
+        return (await self._connection.ask(methods.GET_NODE, name=f"nodes/{node_id}")).node
 
     async def list_nodes(self) -> list[Node]:
         """Every node, by rank."""
-        pages = self._connection.pages(methods.LIST_NODES, methods.LIST_NODES.request())
-        return [node async for page in pages for node in page.nodes]
+        return [node async for page in self._connection.pages(methods.LIST_NODES) for node in page.nodes]
 
     async def inspect_node(
         self,
@@ -198,8 +197,7 @@ class ClusterCalls:
             Unavailable: its agent is not connected, or did not answer.
         """
         ask = InspectionAsk(job_id=job, component=component, rank=rank, environment=environment, foreign=foreign)
-        request = methods.INSPECT_NODE.request(name=f"nodes/{node_id}", ask=ask)
-        return (await self._connection.call(methods.INSPECT_NODE, request)).inspection
+        return (await self._connection.ask(methods.INSPECT_NODE, name=f"nodes/{node_id}", ask=ask)).inspection
 
     async def object_stores(self, nodes: Sequence[Node] | None = None) -> list[ObjectStore]:
         """How full the object store of each node of Ray is, by Ray's own account; none without Ray.
@@ -214,8 +212,10 @@ class ClusterCalls:
         node_id = node_to_ask(known)
         if not node_id:
             return []
-        request = methods.INSPECT_NODE.request(name=f"nodes/{node_id}", ask=InspectionAsk(object_stores=True))
-        seen = (await self._connection.call(methods.INSPECT_NODE, request)).inspection
+        response = await self._connection.ask(
+            methods.INSPECT_NODE, name=f"nodes/{node_id}", ask=InspectionAsk(object_stores=True)
+        )
+        seen = response.inspection
         if seen.unknown:
             raise Unavailable(f"{node_id}: {'; '.join(seen.unknown)}")
         return stores_of(known, seen.object_stores)
@@ -230,8 +230,7 @@ class ClusterCalls:
 
     async def cordon_node(self, node_id: str) -> Node:
         """Nothing new starts on the node; what runs goes on."""
-        request = methods.CORDON_NODE.request(name=f"nodes/{node_id}")
-        return (await self._connection.call(methods.CORDON_NODE, request)).node
+        return (await self._connection.ask(methods.CORDON_NODE, name=f"nodes/{node_id}")).node
 
     async def drain_node(self, node_id: str, *, within: float | str = 0, reason: str = "") -> Node:
         """Nothing new starts on the node, and what runs there yields, with notice. Returns at once.
@@ -250,8 +249,10 @@ class ClusterCalls:
             within_ms = parse_duration_ms(within)
         except QuantityError as error:
             raise InvalidInput([Fault("within", str(error))]) from error
-        request = methods.DRAIN_NODE.request(name=f"nodes/{node_id}", within_ms=within_ms, reason=reason)
-        return (await self._connection.call(methods.DRAIN_NODE, request)).node
+        response = await self._connection.ask(
+            methods.DRAIN_NODE, name=f"nodes/{node_id}", within_ms=within_ms, reason=reason
+        )
+        return response.node
 
     async def uncordon_node(self, node_id: str, devices: Sequence[int] = ()) -> Node:
         """Takes a cordon or a drain back.
@@ -261,8 +262,7 @@ class ClusterCalls:
             devices: open these of its GPUs instead, by index: they take work although its agent says why they
                 shouldn't, until it says something else.
         """
-        request = methods.UNCORDON_NODE.request(name=f"nodes/{node_id}", devices=devices)
-        return (await self._connection.call(methods.UNCORDON_NODE, request)).node
+        return (await self._connection.ask(methods.UNCORDON_NODE, name=f"nodes/{node_id}", devices=devices)).node
 
     async def remove_node(self, node_id: str) -> None:
         """Forgets a node that is LOST or has LEFT; its rank is free already.
@@ -271,11 +271,11 @@ class ClusterCalls:
             NotFound: there is no node of that id.
             WrongState: its agent is there, or a placement group on it is still being removed.
         """
-        await self._connection.call(methods.REMOVE_NODE, methods.REMOVE_NODE.request(name=f"nodes/{node_id}"))
+        await self._connection.ask(methods.REMOVE_NODE, name=f"nodes/{node_id}")
 
     async def get_policy(self) -> ExactPolicy:
         """The cluster's preemption policy, every default filled in."""
-        response = await self._connection.call(methods.GET_POLICY, methods.GET_POLICY.request())
+        response = await self._connection.ask(methods.GET_POLICY)
         return policy_from_proto(response.policy)
 
     async def set_policy(
@@ -293,17 +293,18 @@ class ClusterCalls:
             InvalidInput: the mapping has faults; nothing was sent.
         """
         read = policy if isinstance(policy, ExactPolicy) else preemption_policy(policy)
-        request = methods.SET_POLICY.request(policy=policy_to_proto(read), validate_only=validate_only)
-        response = await self._connection.call(methods.SET_POLICY, request)
+        response = await self._connection.ask(
+            methods.SET_POLICY, policy=policy_to_proto(read), validate_only=validate_only
+        )
         return policy_from_proto(response.policy)
 
     async def stats(self) -> Stats:
         """Figures of the whole cluster, read from the ledger at the moment of the call."""
-        return (await self._connection.call(methods.GET_STATS, methods.GET_STATS.request())).stats
+        return (await self._connection.ask(methods.GET_STATS)).stats
 
     async def demand(self) -> list[Demand]:
         """What waiting jobs and growing components want beyond what there is, oldest first; for autoscalers."""
-        return list((await self._connection.call(methods.GET_DEMAND, methods.GET_DEMAND.request())).demands)
+        return list((await self._connection.ask(methods.GET_DEMAND)).demands)
 
     async def audit(self, *, last: int = 100, who: str = "") -> list[AuditEntry]:
         """Who changed what, newest first; for operators.
@@ -312,8 +313,7 @@ class ClusterCalls:
             last: how many entries, at most 1000.
             who: only what this client did; empty: of all.
         """
-        request = methods.LIST_AUDIT.request(page_size=last, who=who)
-        return list((await self._connection.call(methods.LIST_AUDIT, request)).entries)
+        return list((await self._connection.ask(methods.LIST_AUDIT, page_size=last, who=who)).entries)
 
     async def list_events(
         self, *, start_revision: int = 0, types: Sequence[str] = (), subject: str = "", newest: int = 0
@@ -328,8 +328,10 @@ class ClusterCalls:
         """
         event_filter = EventFilter(types=types, subject=subject)
         if newest:
-            request = methods.LIST_EVENTS.request(page_size=newest, filter=event_filter, newest=True)
-            return list((await self._connection.call(methods.LIST_EVENTS, request)).events)
+            response = await self._connection.ask(
+                methods.LIST_EVENTS, page_size=newest, filter=event_filter, newest=True
+            )
+            return list(response.events)
         events: list[Event] = []
         request = methods.LIST_EVENTS.request(start_revision=start_revision, page_size=1000, filter=event_filter)
         while True:

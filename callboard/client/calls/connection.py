@@ -15,22 +15,19 @@ import random
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any, TypeVar
+from operator import methodcaller
+from typing import Any
 
 import grpc
 import grpc.aio
-from google.protobuf.message import Message
 
-from callboard.client.calls.methods import Method
+from callboard.client.calls.methods import Fields, Method, Request, Response
 from callboard.client.errors import OlderController, RequestTooLarge, Unreachable
 from callboard.model.durations import Backoff
 from callboard.security.dialing import FindToken, open_channel
 from callboard.security.tls import TlsFiles
 from callboard.wire.errors import error_from_rpc, is_answer, parse_error, was_unconnected, why_lost
 from callboard.wire.refusals import CallboardError, DeadlineExceeded, ErrorReason, InternalError
-
-Request = TypeVar("Request", bound=Message)
-Response = TypeVar("Response", bound=Message)
 
 DEFAULT_TIMEOUT_S = 30.0
 """Deadline of one call. Above the controller's own bound of a planning (seconds), so that its answer
@@ -114,8 +111,14 @@ class Connection:
         """Ends every call in flight and the channel."""
         await self._channel.close()
 
+    async def ask(
+        self, method: Method[Fields, Request, Response], *args: Fields.args, **fields: Fields.kwargs
+    ) -> Response:
+        """One call as :meth:`call` makes it, of a request with these fields."""
+        return await self.call(method, method.request(*args, **fields))
+
     async def call(
-        self, method: Method[Request, Response], request: Request, *, timeout_s: float | None = None
+        self, method: Method[..., Request, Response], request: Request, *, timeout_s: float | None = None
     ) -> Response:
         """One call, repeated while that is safe and the controller is away.
 
@@ -158,21 +161,23 @@ class Connection:
                 self._answered = True
                 return _decoded(method, response)
             await asyncio.sleep(min(backoff.next_s(), give_up - loop.time()))
-            await self._ready(give_up - loop.time())
+            await self.ready(give_up - loop.time())
 
-    async def pages(self, method: Method[Request, Response], request: Request) -> AsyncIterator[Response]:
+    async def pages(
+        self, method: Method[Fields, Request, Response], *args: Fields.args, **fields: Fields.kwargs
+    ) -> AsyncIterator[Response]:
         """Every page of a list, in order; no reply meets a size limit that way (GC-09)."""
-        asked: Any = request
+        asked: Any = method.request(*args, **fields)
         asked.page_size = PAGE_SIZE
         while True:
-            page: Any = await self.call(method, request)
+            page: Any = await self.call(method, asked)
             yield page
             asked.page_token = page.next_page_token
             if not asked.page_token:
                 return
 
     async def stream(
-        self, method: Method[Request, Response], request: Request, *, timeout_s: float
+        self, method: Method[..., Request, Response], request: Request, *, timeout_s: float
     ) -> AsyncIterator[Response]:
         """The responses of a stream, until it ends or ``timeout_s`` is over.
 
@@ -180,11 +185,7 @@ class Connection:
             Unavailable: the controller went away or is stopping; :class:`Unreachable` where it did not say so.
             CallboardError: it refused; the type says why.
         """
-        begin = self._channel.unary_stream(
-            method.full_path,
-            request_serializer=method.request.SerializeToString,
-            response_deserializer=method.response.FromString,
-        )
+        begin = self._channel.unary_stream(**_coded(method))
         answered = False
         while True:
             call = begin(request, timeout=timeout_s)
@@ -204,18 +205,13 @@ class Connection:
                 call.cancel()
 
     @asynccontextmanager
-    async def both_ways(self, method: Method[Request, Response]) -> AsyncIterator[Any]:
+    async def both_ways(self, method: Method[..., Request, Response]) -> AsyncIterator[Any]:
         """A stream in both directions, for as long as the block runs; errors of gRPC become those of the client.
 
         Raises:
             As :meth:`stream`.
         """
-        begin = self._channel.stream_stream(
-            method.full_path,
-            request_serializer=method.request.SerializeToString,
-            response_deserializer=method.response.FromString,
-        )
-        call = begin()
+        call = self._channel.stream_stream(**_coded(method))()
         try:
             with self._told_that_it_moved():
                 yield call
@@ -244,14 +240,15 @@ class Connection:
 
     async def ready(self, timeout_s: float) -> bool:
         """Whether the controller could be reached within ``timeout_s``."""
-        return await self._ready(timeout_s)
+        try:
+            async with asyncio.timeout(max(timeout_s, 0)):
+                await self._channel.channel_ready()
+        except TimeoutError:
+            return False
+        return True
 
-    async def _call_once(self, method: Method[Request, Response], request: Request, timeout_s: float) -> Response:
-        call = self._channel.unary_unary(
-            method.full_path,
-            request_serializer=method.request.SerializeToString,
-            response_deserializer=method.response.FromString,
-        )
+    async def _call_once(self, method: Method[..., Request, Response], request: Request, timeout_s: float) -> Response:
+        call = self._channel.unary_unary(**_coded(method))
         metadata = _trace_context()
         with self._told_that_it_moved():
             try:
@@ -267,20 +264,12 @@ class Connection:
         rotated, or the controller registered it only after this client looked."""
         return error.code() is grpc.StatusCode.UNAUTHENTICATED and self._channel.renew()
 
-    async def _ready(self, timeout_s: float) -> bool:
-        try:
-            async with asyncio.timeout(max(timeout_s, 0)):
-                await self._channel.channel_ready()
-        except TimeoutError:
-            return False
-        return True
-
     def _comes_back(self, error: grpc.aio.AioRpcError) -> bool:
         """Whether the controller was there and is expected back. One that answers with a trouble of its own, such as
         a journal it can't write, is not away."""
         return self._answered and self._retry_s > 0 and (is_lost(error) or parse_error(error).reason in _GIVEN_UP)
 
-    def translated(self, error: grpc.aio.AioRpcError, method: Method[Any, Any]) -> CallboardError:
+    def translated(self, error: grpc.aio.AioRpcError, method: Method[..., Any, Any]) -> CallboardError:
         """The error that a caller of the client gets for a call of ``method``."""
         if is_lost(error):
             return Unreachable(address=self.address, detail=why_lost(error.code(), error.details()))
@@ -310,7 +299,16 @@ def _trace_context() -> tuple[tuple[str, str], ...]:
     return tuple(carrier.items())
 
 
-def _decoded(method: Method[Request, Response], response: Response | None) -> Response:
+def _coded(method: Method[..., Any, Any]) -> dict[str, Any]:
+    """What a channel makes a call of a method from."""
+    return {
+        "method": method.full_path,
+        "request_serializer": methodcaller("SerializeToString"),
+        "response_deserializer": method.response.FromString,
+    }
+
+
+def _decoded(method: Method[..., Request, Response], response: Response | None) -> Response:
     """The response. grpc.aio gives None for what it can't decode."""
     if response is None:
         raise InternalError(f"the answer to {method.path} can't be decoded; is the controller of another version?")

@@ -62,8 +62,9 @@ class JobCalls:
             Unschedulable: no node could ever hold it.
         """
         exact = await self._exact(spec)
-        request = methods.SUBMIT_JOB.request(spec=job_spec_to_proto(exact), request_id=request_id or uuid.uuid4().hex)
-        response = await self._connection.call(methods.SUBMIT_JOB, request)
+        response = await self._connection.ask(
+            methods.SUBMIT_JOB, spec=job_spec_to_proto(exact), request_id=request_id or uuid.uuid4().hex
+        )
         if exact.session_lease_ms:
             self._sessions.keep(response.job.uid, exact.session_lease_ms)
         return JobHandle(self._connection, response.job)
@@ -123,8 +124,10 @@ class JobCalls:
         Raises:
             As :meth:`submit`.
         """
-        request = methods.SUBMIT_JOB.request(spec=job_spec_to_proto(await self._exact(spec)), validate_only=True)
-        return (await self._connection.call(methods.SUBMIT_JOB, request)).plan
+        response = await self._connection.ask(
+            methods.SUBMIT_JOB, spec=job_spec_to_proto(await self._exact(spec)), validate_only=True
+        )
+        return response.plan
 
     async def get_job(self, name: str) -> JobHandle:
         """The newest job of that name, or the job of that uid.
@@ -132,7 +135,7 @@ class JobCalls:
         Raises:
             NotFound: there is none.
         """
-        response = await self._connection.call(methods.GET_JOB, methods.GET_JOB.request(name=f"jobs/{name}"))
+        response = await self._connection.ask(methods.GET_JOB, name=f"jobs/{name}")
         return JobHandle(self._connection, response.job)
 
     async def report(self, name: str, gauges: Mapping[str, float]) -> dict[str, int]:
@@ -142,8 +145,7 @@ class JobCalls:
             name: name or uid of the job; a worker finds its own in ``CALLBOARD_JOB``.
             gauges: ``{"queue_depth": 120}``.
         """
-        request = methods.REPORT_SIGNALS.request(name=f"jobs/{name}", gauges=gauges)
-        return dict((await self._connection.call(methods.REPORT_SIGNALS, request)).scaled)
+        return dict((await self._connection.ask(methods.REPORT_SIGNALS, name=f"jobs/{name}", gauges=gauges)).scaled)
 
     async def list_workers(self, *, job: str = "", node: str = "") -> list[tuple[Job, Worker]]:
         """Workers of the jobs that have not ended, each with its job: what they hold, and where.
@@ -197,8 +199,11 @@ class JobCalls:
             raise InvalidInput(faults)
         wanted = [to_wire(JobState, state) for state in stated]
 
-        pages = self._connection.pages(methods.LIST_JOBS, methods.LIST_JOBS.request(pool=pool, states=wanted))
-        return [job async for page in pages for job in page.jobs]
+        return [
+            job
+            async for page in self._connection.pages(methods.LIST_JOBS, pool=pool, states=wanted)
+            for job in page.jobs
+        ]
 
 
 BATCH = 1000

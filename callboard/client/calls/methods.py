@@ -7,19 +7,21 @@ remove.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, ParamSpec, TypeVar
 
 from google.protobuf.message import Message
 
 from callboard.v1 import event_pb2, job_pb2, node_pb2, placement_group_pb2, pool_pb2, scheduler_pb2
 
+Fields = ParamSpec("Fields")
 Request = TypeVar("Request", bound=Message)
 Response = TypeVar("Response", bound=Message)
 
 
 @dataclass(frozen=True, slots=True)
-class Method(Generic[Request, Response]):
+class Method(Generic[Fields, Request, Response]):
     """One method of the API.
 
     Attributes:
@@ -31,7 +33,7 @@ class Method(Generic[Request, Response]):
     """
 
     path: str
-    request: type[Request]
+    request: Callable[Fields, Request]
     response: type[Response]
     repeatable: bool = True
     gone_is_done: bool = False

@@ -84,7 +84,7 @@ async def watch_events(
 async def _next_revision(connection: Connection) -> int:
     """The revision of whatever happens next. Asked for, so that a reconnect before the first response
     can't lose what happened in between."""
-    response = await connection.call(methods.LIST_EVENTS, methods.LIST_EVENTS.request(page_size=1, newest=True))
+    response = await connection.ask(methods.LIST_EVENTS, page_size=1, newest=True)
     return response.revision + 1
 
 
