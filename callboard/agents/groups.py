@@ -14,6 +14,7 @@ import structlog
 from callboard.agents.link.outbox import Outbox
 from callboard.agents.ray.ray_choice import Shares, amount, in_order
 from callboard.agents.runtime import BundleBooking, GroupBooking, HostError, Runtime
+from callboard.agents.system.tasks import cancelled
 from callboard.model.quantities import MILLI, is_piece
 from callboard.v1 import agent_pb2, common_pb2
 
@@ -44,10 +45,7 @@ class Groups:
 
     async def close(self) -> None:
         """Give up what is under way: the controller still owes it, another agent will be asked."""
-        for task in self._tasks:
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        await cancelled(self._tasks)
 
     async def _look_around(self) -> None:
         try:

@@ -16,6 +16,7 @@ from callboard.agents.runtime import HostError, Runtime
 from callboard.agents.system.gpu_users import seen_devices
 from callboard.agents.system.nvml import NoDriver
 from callboard.agents.system.processes import Processes
+from callboard.agents.system.tasks import within
 from callboard.agents.system.usage import Usage, cpu_milli, usage_of
 from callboard.agents.worker.table import WorkerTable, key_of
 from callboard.agents.worker.worker import Worker
@@ -107,16 +108,12 @@ class Inspector:
         """What the process says of itself, and why it doesn't."""
         if worker.hosted is None:
             return {}, "it is still being started"
-        asked: asyncio.Task[Json] = asyncio.ensure_future(worker.hosted.control("ping"))
         try:
-            await asyncio.wait([asked], timeout=_ANSWER_S)
-            if not asked.done():
-                return {}, f"it did not answer within {_ANSWER_S:g} s: native code may hold the interpreter"
-            return asked.result(), ""
+            return await within(worker.hosted.control("ping"), _ANSWER_S), ""
+        except TimeoutError:
+            return {}, f"it did not answer within {_ANSWER_S:g} s: native code may hold the interpreter"
         except HostError as error:
             return {}, str(error)
-        finally:
-            asked.cancel()
 
     def _told(self, look: _Look, *, environment: bool) -> inspection_pb2.WorkerInspection:
         order, answer = look.worker.order, look.answer
@@ -198,15 +195,10 @@ async def _answer(
     asking: Coroutine[Any, Any, Json], within_s: float, what: str, seen: inspection_pb2.NodeInspection
 ) -> Json:
     """What Ray answers; None, with the reason among what is unknown, if it doesn't."""
-    asked = asyncio.ensure_future(asking)
     try:
-        await asyncio.wait([asked], timeout=within_s)
-        if not asked.done():
-            seen.unknown.append(f"Ray did not {what} within {within_s:g} s")
-            return None
-        return asked.result()
+        return await within(asking, within_s)
+    except TimeoutError:
+        seen.unknown.append(f"Ray did not {what} within {within_s:g} s")
     except HostError as error:
         seen.unknown.append(f"Ray can't be asked: {error}")
-        return None
-    finally:
-        asked.cancel()
+    return None

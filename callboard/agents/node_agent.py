@@ -31,6 +31,7 @@ from callboard.agents.supplies.worker_env import NodeIdentity, host_environment,
 from callboard.agents.system.device_watch import DeviceWatch, ForeignRule
 from callboard.agents.system.devices import NodeDevices, renderers
 from callboard.agents.system.inventory import cpus_near
+from callboard.agents.system.tasks import answer_within, cancelled
 from callboard.agents.worker.order import Site
 from callboard.agents.worker.process_runtime import ProcessRuntime
 from callboard.agents.worker.spares import Spares
@@ -210,9 +211,7 @@ class Agent:
                     sign.result()
         finally:
             self._departure.ignore()
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
+            await cancelled(tasks)
             await self._machine.sender.close()
             if self._machine.containers is not None:
                 await self._machine.containers.close()
@@ -352,14 +351,10 @@ class Agent:
         self._departure.on_hurry = lambda: self._workers.end(why)
         self._workers.end(why, hooks_s=self._options.leave_hooks_s)
         await self._spares.close()
-        all_gone = asyncio.create_task(self._workers.wait_none())
-        await asyncio.wait([all_gone], timeout=self._options.leave_s)
-        all_gone.cancel()
+        await answer_within(self._workers.wait_none(), self._options.leave_s)
         await self._groups.close()
         if await self._session.settled():
-            flushed = asyncio.create_task(self._outbox.wait_empty())
-            await asyncio.wait([flushed], timeout=_FLUSH_S)
-            flushed.cancel()
+            await answer_within(self._outbox.wait_empty(), _FLUSH_S)
         await self._runtime.close()
         await self._stop_ray()
         await self._fence.close()
@@ -372,11 +367,8 @@ class Agent:
     async def _stop_ray(self) -> None:
         if self._membership is None:
             return
-        for task in self._tasks:
-            if task.get_name() == "ray":
-                # Its own loop would take the end of the node for a loss.
-                task.cancel()
-                await asyncio.wait([task])
+        # Its own loop would take the end of the node for a loss.
+        await cancelled(task for task in self._tasks if task.get_name() == "ray")
         await self._membership.stop()
 
     def _ray_changed(self) -> None:

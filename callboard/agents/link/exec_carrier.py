@@ -24,6 +24,7 @@ from callboard.agents.host.framing import Json
 from callboard.agents.host.worker_exec import CLOSE, DATA, END, HEADER, PIECE_BYTES, SIGNAL, SIZE, STDERR, STDOUT, frame
 from callboard.agents.link.session import controller_channel
 from callboard.agents.runtime import HostError
+from callboard.agents.system.tasks import cancelled
 from callboard.security.tokens import BadToken
 from callboard.v1 import agent_pb2, agent_pb2_grpc, common_pb2
 
@@ -77,10 +78,7 @@ class ExecCarrier:
 
     async def close(self) -> None:
         """Break off what is under way."""
-        for task in self._running:
-            task.cancel()
-        if self._running:
-            await asyncio.wait(self._running)
+        await cancelled(self._running)
 
     async def _run(self, ask: agent_pb2.StartExec, control: Control | None) -> None:
         who = {"worker": f"{ask.worker.job_id}/{ask.worker.component}/{ask.worker.rank}"}
@@ -145,9 +143,7 @@ class ExecCarrier:
                 down.result()
             return None
         finally:
-            for task in (up, down):
-                task.cancel()
-            await asyncio.wait({up, down})
+            await cancelled([up, down])
             writer.close()
 
 

@@ -13,6 +13,7 @@ import structlog
 
 from callboard.agents.files.run_dir import RunDir, Started
 from callboard.agents.system.processes import Processes
+from callboard.agents.system.tasks import cancelled
 from callboard.model.durations import Backoff
 from callboard.security.processes import ProcessId, identify
 
@@ -67,8 +68,7 @@ class FenceKeeper:
     async def close(self) -> None:
         """End it: no strict worker is left."""
         if self._keeper is not None:
-            self._keeper.cancel()
-            await asyncio.wait([self._keeper])
+            await cancelled([self._keeper])
             self._keeper = None
 
     async def _keep(self) -> None:

@@ -16,6 +16,7 @@ import structlog
 
 from callboard.agents.files.output_store import OutputStore
 from callboard.agents.link.session import controller_channel
+from callboard.agents.system.tasks import cancelled
 from callboard.security.tokens import BadToken
 from callboard.v1 import agent_pb2, agent_pb2_grpc
 
@@ -47,10 +48,7 @@ class OutputSender:
 
     async def close(self) -> None:
         """Break off what is under way."""
-        for task in self._reads:
-            task.cancel()
-        if self._reads:
-            await asyncio.wait(self._reads)
+        await cancelled(self._reads)
 
     async def _send(self, ask: agent_pb2.ReadOutput) -> None:
         try:

@@ -24,6 +24,7 @@ import structlog
 
 from callboard.agents.link.lease import Lease, LeaseTerms
 from callboard.agents.link.outbox import Outbox
+from callboard.agents.system.tasks import answer_within, cancelled, within
 from callboard.model.durations import Backoff
 from callboard.security.dialing import Channel, open_channel
 from callboard.security.tokens import BadToken, find_token
@@ -166,9 +167,7 @@ class Session:
     async def settled(self) -> bool:
         """Whether a session is open, once an attempt that is under way has succeeded or failed: a controller that took
         our Hello counts on us, though its Welcome has yet to come."""
-        waiting = asyncio.create_task(self._settled.wait())
-        await asyncio.wait([waiting], timeout=_OPENING_S)
-        waiting.cancel()
+        await answer_within(self._settled.wait(), _OPENING_S)
         return self._stream is not None
 
     async def say_goodbye(self, reason: str) -> None:
@@ -200,7 +199,7 @@ class Session:
                 self._settled.set()
                 self._ended.set()
                 stream.cancel()
-                await _cancelled([*tasks, *self._inquiries])
+                await cancelled([*tasks, *self._inquiries])
                 self._looking.clear()
             for task in tasks:
                 if not task.cancelled():
@@ -302,11 +301,7 @@ class Session:
             await self._write(stream, agent_pb2.SessionRequest(heartbeat=heartbeat))
             # Jitter, so that the agents of a restarted controller don't beat in step.
             interval_s = self._heartbeat_s * self._uniform(0.9, 1.1)
-            now = asyncio.create_task(self._beat_now.wait())
-            try:
-                await asyncio.wait([now], timeout=interval_s)
-            finally:
-                now.cancel()
+            await answer_within(self._beat_now.wait(), interval_s)
             if not self._lease.check():
                 raise _Lost("the controller was silent for the whole lease")
 
@@ -402,26 +397,15 @@ async def _or_lost(work: Awaitable[_T], stream: Stream) -> _T:
 
 async def _in_time(work: Coroutine[Any, Any, _T], stream: Stream) -> _T:
     """The result of one step of opening, within `WELCOME_S`; a refusal becomes `SessionRefused`."""
-    task = asyncio.ensure_future(work)
     try:
-        await asyncio.wait([task], timeout=WELCOME_S)
-        if not task.done():
-            raise _Lost(f"no Welcome within {WELCOME_S:g} s")
-        return task.result()
+        return await within(work, WELCOME_S)
+    except TimeoutError as error:
+        raise _Lost(f"no Welcome within {WELCOME_S:g} s") from error
     except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
         code, details = await stream.code(), await stream.details()
         if code in REFUSALS:
             raise SessionRefused(code, details or code.name) from error
         raise _Lost(why_lost(code, details)) from error
-    finally:
-        task.cancel()
-
-
-async def _cancelled(tasks: list[asyncio.Task[None]]) -> None:
-    for task in tasks:
-        task.cancel()
-    if tasks:
-        await asyncio.wait(tasks)
 
 
 class SessionHandler(Protocol):

@@ -21,6 +21,7 @@ import structlog
 from callboard.agents.files.run_dir import RunDir, Started
 from callboard.agents.host.framing import Json, PeerGone, RemoteError, Requests
 from callboard.agents.system.processes import Processes
+from callboard.agents.system.tasks import cancelled, within
 from callboard.model.durations import Backoff
 from callboard.security.processes import ProcessId, identify
 
@@ -106,8 +107,7 @@ class DriverClient:
     async def disconnect(self) -> None:
         self.connection = None
         if self._keeper is not None:
-            self._keeper.cancel()
-            await asyncio.wait([self._keeper])
+            await cancelled([self._keeper])
             self._keeper = None
         if self._kept is not None:
             await self._end(self._kept)  # its keeper was cancelled before it began
@@ -125,16 +125,10 @@ class DriverClient:
             DriverLost: no driver, or it ended, or no answer in time.
             RemoteError: the driver's own error.
         """
-        if within_s is None:
-            return await self._ask(method, argument)
-        asked = asyncio.create_task(self._ask(method, argument))
         try:
-            await asyncio.wait([asked], timeout=within_s)
-            if not asked.done():
-                raise DriverLost(f"no answer of the Ray driver to {method} in {within_s:g} s")
-            return asked.result()
-        finally:
-            asked.cancel()
+            return await within(self._ask(method, argument), within_s)
+        except TimeoutError as error:
+            raise DriverLost(f"no answer of the Ray driver to {method} in {within_s:g} s") from error
 
     async def _ask(self, method: str, argument: Json) -> Json:
         if self.connection is not None:
@@ -155,21 +149,16 @@ class DriverClient:
         driver = await self._begin(environment)
         self._run_dir.put(Started("driver", driver.process, str(driver.process.pid)))
         log = _log_of(self._run_dir)
-        connecting = asyncio.ensure_future(driver.ask("connect", {"address": address, "node_ip": node_ip}))
+        place = {"address": address, "node_ip": node_ip}
         try:
-            await asyncio.wait([connecting], timeout=_CONNECT_S)
-            connection = Connection(**connecting.result()) if connecting.done() else None
+            self.connection = Connection(**await within(driver.ask("connect", place), _CONNECT_S))
         except BaseException as error:
             await self._end(driver)
+            if isinstance(error, TimeoutError):
+                raise DriverLost(f"the Ray driver did not connect in {_CONNECT_S:g} s; see {log}") from error
             if isinstance(error, (PeerGone, RemoteError)):
                 raise DriverLost(f"the Ray driver could not connect: {error}; see {log}") from error
             raise
-        finally:
-            connecting.cancel()
-        if connection is None:
-            await self._end(driver)
-            raise DriverLost(f"the Ray driver did not connect in {_CONNECT_S:g} s; see {log}")
-        self.connection = connection
         self._driver = self._kept = driver
         self._connected.set()
         return driver

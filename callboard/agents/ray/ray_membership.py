@@ -23,6 +23,7 @@ from callboard.agents.ray.ray_faults import PortTaken, RayNodeError, fault_of
 from callboard.agents.ray.ray_node import RayNode, StartRayNode
 from callboard.agents.ray.ray_plan import RayPlan, RayTarget
 from callboard.agents.system.processes import Processes
+from callboard.agents.system.tasks import answer_within
 from callboard.model.durations import Backoff
 from callboard.model.ray_fault import NO_RAY_HEAD, RayFault, RayFaultCode
 from callboard.security.processes import ProcessId
@@ -320,9 +321,7 @@ class RayMembership:
         self._on_exit(message)
         self.node = agent_pb2.RayNode(head=self._options.ray_head)
         self._on_change()
-        gone = asyncio.create_task(self._tenants.wait_none())
-        await asyncio.wait([gone], timeout=_WORKERS_GONE_S)
-        gone.cancel()
+        await answer_within(self._tenants.wait_none(), _WORKERS_GONE_S)
         await self._part()
 
     async def _part(self) -> None:

@@ -22,6 +22,7 @@ import structlog
 from callboard.agents.ray.ray_command import MONITOR_SETTINGS, RayNodeSpec, check_ports, ray_start
 from callboard.agents.ray.ray_faults import RayNodeError, os_error, start_error
 from callboard.agents.system.processes import Processes
+from callboard.agents.system.tasks import answer_within
 from callboard.security.processes import PROC, ProcessId, identify
 
 _log = structlog.get_logger(__name__)
@@ -93,19 +94,16 @@ class RayNode:
         assert process is not None, "an unreaped child keeps its entry in the process table"
         output = _Output(leader, spec.log)
         node = cls(process, processes, leader=leader, output=output)
-        starting = asyncio.create_task(output.wait_for(_STARTED))
         try:
-            await asyncio.wait([starting], timeout=START_S)
-            if starting.done() and starting.result():
+            started = await answer_within(output.wait_for(_STARTED), START_S)
+            if started:
                 await node._learn_vital()
                 return node
         except BaseException:
             await node.stop()
             raise
-        finally:
-            starting.cancel()
         await node.stop()
-        why = "failed" if starting.done() else f"did not finish in {START_S:g} s"
+        why = "failed" if started is not None else f"did not finish in {START_S:g} s"
         raise start_error(f"ray start {why}", output.lines())
 
     @classmethod
@@ -137,9 +135,7 @@ class RayNode:
         """End the node: politely, so that the cluster knows it left, then by recorded pids."""
         if self._processes.send_signal(self.process, signal.SIGTERM):
             self._processes.send_signal(self.process, signal.SIGCONT)  # one that somebody stopped could not answer
-            polite = asyncio.create_task(self._processes.exited(self.process))
-            await asyncio.wait([polite], timeout=_POLITE_S)
-            polite.cancel()
+            await answer_within(self._processes.exited(self.process), _POLITE_S)
         end = await self._processes.end_marked((self.process, *self.vital), budget_s=_KILL_S)
         if self._output is not None:
             self._output.close()

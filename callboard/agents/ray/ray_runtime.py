@@ -15,6 +15,7 @@ import structlog
 from callboard.agents.host.framing import Json, RemoteError
 from callboard.agents.ray.ray_driver_client import DriverClient, DriverLost
 from callboard.agents.runtime import BookedGroup, FoundGroup, GroupBooking, Hosted, HostError, Launch
+from callboard.agents.system.tasks import cancelled
 from callboard.model.durations import Backoff
 from callboard.security.processes import ProcessId
 
@@ -186,11 +187,7 @@ class RayRuntime:
 
     async def close(self) -> None:
         """Give up what is owed: the Ray node goes away with all of it."""
-        owed = list(self._owed.values())
-        for task in owed:
-            task.cancel()
-        if owed:
-            await asyncio.wait(owed)
+        await cancelled(self._owed.values())
 
     def forget(self, name: str) -> None:
         """Tell Ray that an actor's process is gone, so that its books don't wait to find out."""

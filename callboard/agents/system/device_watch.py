@@ -18,6 +18,7 @@ from callboard.agents.system.gpu_faults import XID_NAMES, Health, XidWatch
 from callboard.agents.system.gpu_users import DevicesSeen, DeviceUse, seen_devices
 from callboard.agents.system.nvml import NoDriver
 from callboard.agents.system.processes import Processes
+from callboard.agents.system.tasks import answer_within
 from callboard.security.processes import PROC, ProcessId, read_entry
 from callboard.v1 import common_pb2
 
@@ -95,9 +96,7 @@ class DeviceWatch:
             while True:
                 self._now.clear()
                 await self.look()
-                waiting = asyncio.ensure_future(self._now.wait())
-                await asyncio.wait([waiting], timeout=_LOOK_S if self._devices else None)
-                waiting.cancel()
+                await answer_within(self._now.wait(), _LOOK_S if self._devices else None)
         finally:
             self._xids.close()
 

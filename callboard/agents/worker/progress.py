@@ -9,15 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Coroutine
-from typing import Any, TypeVar
 
 import structlog
 
 from callboard.agents.host.framing import Json
 from callboard.agents.runtime import Hosted, HostError
-
-T = TypeVar("T")
+from callboard.agents.system.tasks import answer_within
 
 LONGEST_PAUSE_S = 10.0
 SHORTEST_PAUSE_S = 0.02
@@ -65,13 +62,3 @@ async def ask_within(hosted: Hosted, method: str, within_s: float) -> Json:
         return await answer_within(hosted.control(method), within_s)
     except HostError:
         return None
-
-
-async def answer_within(asking: Coroutine[Any, Any, T], within_s: float) -> T | None:
-    """The answer; None if there is none in time."""
-    asked = asyncio.ensure_future(asking)
-    try:
-        await asyncio.wait([asked], timeout=within_s)
-        return asked.result() if asked.done() else None
-    finally:
-        asked.cancel()

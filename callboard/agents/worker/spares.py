@@ -24,6 +24,7 @@ from callboard.agents.host.framing import Json
 from callboard.agents.runtime import Hosted, HostError, Launch, Runtime
 from callboard.agents.supplies.interpreters import Interpreters
 from callboard.agents.system.processes import Processes
+from callboard.agents.system.tasks import answer_within, cancelled
 from callboard.agents.worker.preloads import PLAIN, Kind, Modules, Preloads, Wish, difference
 from callboard.model.durations import Backoff
 from callboard.security.processes import ProcessId
@@ -220,7 +221,7 @@ class Spares:
             if self._starts or not lacking:
                 await self._changed.wait()
             elif (noisy_s := self._quiet_from - asyncio.get_running_loop().time()) > 0:
-                await self._change_within(noisy_s)
+                await answer_within(self._changed.wait(), noisy_s)
             elif lacking != [PLAIN]:
                 # Beside everything else: they take seconds, and a plain one that is taken meanwhile is missed more.
                 for kind in lacking:
@@ -228,7 +229,7 @@ class Spares:
             elif await self._make(PLAIN):
                 backoff.reset()
             else:
-                await self._change_within(backoff.next_s())
+                await answer_within(self._changed.wait(), backoff.next_s())
 
     async def close(self) -> None:
         """End all of them; nothing is made any more."""
@@ -241,15 +242,7 @@ class Spares:
         if coming:
             await asyncio.wait(coming, timeout=_END_S)
         await self._end(self._spares)
-        for task in self._tasks:
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
-
-    async def _change_within(self, seconds: float) -> None:
-        waiting = asyncio.ensure_future(self._changed.wait())
-        await asyncio.wait([waiting], timeout=seconds)
-        waiting.cancel()
+        await cancelled(self._tasks)
 
     # Making and ending.
 

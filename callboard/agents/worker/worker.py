@@ -20,9 +20,10 @@ from callboard.agents.files.checkpoints import NOTHING_LEFT, Yielded
 from callboard.agents.host.framing import Json
 from callboard.agents.host.worker_secrets import hiding
 from callboard.agents.runtime import Hosted, HostError
+from callboard.agents.system.tasks import answer_within
 from callboard.agents.worker.life import Effect, Event, Life, State
 from callboard.agents.worker.order import Site, Stage, WorkerOrder, WorkerRecord, prepare, tidy, write_record
-from callboard.agents.worker.progress import answer_within, being_built, until_stalled
+from callboard.agents.worker.progress import being_built, until_stalled
 from callboard.agents.worker.reports import NotStarted, Reports, outcome_of
 from callboard.agents.worker.spares import Bringing
 from callboard.agents.worker.stop_ladder import (
