@@ -1,7 +1,7 @@
 """The events: all that can happen, as frozen data that carry their time and every fresh id.
 
 ``now_ms`` is the controller's wall clock, clamped never to go back; ``cause`` threads through everything an event
-leads to.
+leads to. What the event log says of it afterwards is another record: :class:`~.job_records.EventRecord`.
 """
 
 from __future__ import annotations
