@@ -17,10 +17,10 @@ import pytest
 from callboard.agents.ray.ray_command import free_port
 from callboard.cli.cluster.checks import deal_gpus
 from callboard.cli.local.cluster import PortTaken
+from callboard.cli.local.cluster_lock import LOCK_NAME
 from callboard.cli.local.growth import _check_ports, running_workers
 from callboard.cli.local.machine_gpus import BadGpus, MachineGpus, machine_gpus, shares
 from callboard.cli.local.plan import PORTS_OF_A_NODE, ClusterPlan, read_plan, write_plan
-from callboard.cli.local.turns import LOCK_NAME
 from callboard.client.clusters import ClusterRecord
 from callboard.demo.stage import settings
 from callboard.model.inputs import job_spec

@@ -10,7 +10,7 @@ from typing import Any
 
 from callboard.autoplace.problem.problem import Pool
 from callboard.autoplace.rlinf.config import MAX_GPUS_PER_NODE, Entry, RLinfConfig
-from callboard.autoplace.rlinf.paths import located_fault
+from callboard.autoplace.rlinf.values import located_fault
 from callboard.model.faults import Fault, InvalidInput
 from callboard.placement.cluster.cluster import Cluster
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from callboard.autoplace.problem.problem import MAX_CHUNKS
-from callboard.autoplace.rlinf.paths import Config
+from callboard.autoplace.rlinf.values import Config
 from callboard.model.faults import Fault, InvalidInput
 from callboard.model.inputs.located import shown
 from callboard.placement.config.config import OLD_NAMES

@@ -15,7 +15,7 @@ from callboard.autoplace.answer.gantt import bars_of
 from callboard.autoplace.answer.picture import GROUND, INK, PALE, Picture, draw
 from callboard.autoplace.answer.report import Answer, nodes_of, placement_of, section_of, summary_line
 from callboard.autoplace.problem.plan import Plan
-from callboard.autoplace.rlinf.paths import Config
+from callboard.autoplace.rlinf.values import Config
 from callboard.cli.layouts.config_source import ConfigSource, load_config
 from callboard.cli.show import consoles, svg
 from callboard.cli.show.exits import BAD_INPUT, CommandFailed

@@ -14,9 +14,9 @@ from pathlib import Path
 from callboard.cli.autoscale.loop import ProviderFailed
 from callboard.cli.autoscale.sizing import Room
 from callboard.cli.cluster.local_failures import LOCAL_ERRORS, in_words
+from callboard.cli.local.cluster_lock import ClusterGone
 from callboard.cli.local.growth import add_worker, end_worker, running_workers
 from callboard.cli.local.plan import ClusterPlan
-from callboard.cli.local.turns import ClusterGone
 from callboard.client.calls.cluster_calls import id_of
 from callboard.client.client import Client
 from callboard.client.clusters import read_record

@@ -9,21 +9,21 @@ import typer
 
 from callboard.cli.local.children import ChildEnded
 from callboard.cli.local.cluster import NotReady, PortTaken
+from callboard.cli.local.cluster_lock import ClusterGone, ClusterLocked
 from callboard.cli.local.growth import NoPlaceLeft, NotGrowable
 from callboard.cli.local.interrupts import Interrupts, run_interruptible
 from callboard.cli.local.records import AlreadyUp
 from callboard.cli.local.taking_down import Leftovers
-from callboard.cli.local.turns import ClusterGone, NoTurn
 from callboard.cli.show.exits import BAD_INPUT, INTERRUPTED, UNREACHABLE, CommandFailed
 from callboard.cli.show.verb_guard import failing_in_words
 
 Result = TypeVar("Result")
 
 LocalError = (
-    AlreadyUp | ChildEnded | ClusterGone | Leftovers | NoPlaceLeft | NotGrowable | NotReady | NoTurn | PortTaken
+    AlreadyUp | ChildEnded | ClusterGone | ClusterLocked | Leftovers | NoPlaceLeft | NotGrowable | NotReady | PortTaken
 )
 LOCAL_ERRORS = (
-    *(AlreadyUp, ChildEnded, ClusterGone, Leftovers, NoPlaceLeft, NotGrowable, NotReady, NoTurn, PortTaken),
+    *(AlreadyUp, ChildEnded, ClusterGone, ClusterLocked, Leftovers, NoPlaceLeft, NotGrowable, NotReady, PortTaken),
 )
 
 
@@ -47,7 +47,7 @@ def run_locally(
 def in_words(error: LocalError) -> CommandFailed:
     """``error`` as one that says what, why and what to do."""
     match error:
-        case ClusterGone() | NoPlaceLeft() | NotGrowable() | NoTurn():
+        case ClusterGone() | ClusterLocked() | NoPlaceLeft() | NotGrowable():
             return _of_growth(error)
         case AlreadyUp():
             record = error.record
@@ -91,7 +91,7 @@ def _how(exit_code: int) -> str:
     return f"was killed by signal {-exit_code}" if exit_code < 0 else f"ended with exit code {exit_code}"
 
 
-def _of_growth(error: ClusterGone | NoPlaceLeft | NotGrowable | NoTurn) -> CommandFailed:
+def _of_growth(error: ClusterGone | ClusterLocked | NoPlaceLeft | NotGrowable) -> CommandFailed:
     match error:
         case ClusterGone():
             return CommandFailed(
@@ -106,7 +106,7 @@ def _of_growth(error: ClusterGone | NoPlaceLeft | NotGrowable | NoTurn) -> Comma
                 "It was not started by `callboard up`, so what another node of it should be is not known.",
                 f"Start one with `callboard agent --controller {error.record.controller}`.",
             )
-        case NoTurn():
+        case ClusterLocked():
             return CommandFailed(
                 "Failed to get the lock of the cluster.",
                 f"{error.path} is held by {error.holder}; {error.attempts} attempts were made.",

@@ -20,11 +20,11 @@ from typing import Protocol
 
 from callboard.agents.ray.ray_command import DASHBOARD_HOST
 from callboard.cli.local.children import Child, unless_ended
+from callboard.cli.local.cluster_lock import cluster_lock
 from callboard.cli.local.plan import ClusterPlan, write_plan
 from callboard.cli.local.ports import is_taken
 from callboard.cli.local.records import UP_ROLE, check_free, claim_directory
 from callboard.cli.local.taking_down import end_cluster, sweep
-from callboard.cli.local.turns import turn
 from callboard.client.calls.cluster_calls import id_of
 from callboard.client.client import Client
 from callboard.client.clusters import CONTROLLER_ROLE, ClusterRecord, read_record, running_clusters, write_record
@@ -121,7 +121,7 @@ class LocalCluster:
         await sweep(base)
         self._claim()
         # Whoever adds a node waits until the record is whole.
-        async with turn(self.plan.directory, "`callboard up`, which starts the cluster"):
+        async with cluster_lock(self.plan.directory, "`callboard up`, which starts the cluster"):
             return await self._start(timeout_s, alongside)
 
     async def _start(self, timeout_s: float, alongside: Callable[[], Awaitable[None]] | None) -> list[Node]:
@@ -203,7 +203,7 @@ class LocalCluster:
 
     async def let_go(self) -> None:
         """Leaves a cluster that is up to itself: from now on nobody watches over it."""
-        async with turn(self.plan.directory, "`callboard up`, which leaves the cluster to itself"):
+        async with cluster_lock(self.plan.directory, "`callboard up`, which leaves the cluster to itself"):
             record = read_record(self.plan.directory) or self.record
             kept = tuple(entry for entry in record.processes if entry.role != UP_ROLE)
             self.record = replace(record, processes=kept)

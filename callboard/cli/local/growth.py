@@ -17,12 +17,12 @@ from pathlib import Path
 
 from callboard.cli.local.children import Child, unless_ended
 from callboard.cli.local.cluster import NotReady, PortTaken
+from callboard.cli.local.cluster_lock import ClusterGone, cluster_lock
 from callboard.cli.local.ending import end_politely, kill_trees
 from callboard.cli.local.plan import ClusterPlan, read_plan
 from callboard.cli.local.ports import is_taken, listeners
 from callboard.cli.local.records import UP_ROLE
 from callboard.cli.local.taking_down import AGENT_GRACE_S, AGENT_MARK
-from callboard.cli.local.turns import ClusterGone, turn
 from callboard.client.calls.cluster_calls import GONE, id_of
 from callboard.client.client import Client
 from callboard.client.clusters import ClusterRecord, read_record, write_record
@@ -77,7 +77,7 @@ async def add_worker(directory: Path, tell: Callable[[str], None], *, timeout_s:
     Raises:
         ClusterGone: the cluster does not run (any more).
         NotGrowable: the cluster was not started by `up`.
-        NoTurn: others were changing the cluster all the time.
+        ClusterLocked: others were changing the cluster all the time.
         NoPlaceLeft: every GPU has its node.
         PortTaken: a port of the place is in use.
         ChildEnded: the agent ended by itself.
@@ -87,7 +87,7 @@ async def add_worker(directory: Path, tell: Callable[[str], None], *, timeout_s:
     def in_progress(number: int, of: int, holder: str) -> None:
         tell(f"another addition is in progress, by {holder} (attempt {number}/{of})")
 
-    async with turn(directory, "add-worker", pause_s=lock_pause_s, tell=in_progress):
+    async with cluster_lock(directory, "add-worker", pause_s=lock_pause_s, tell=in_progress):
         plan, record = _known(directory)
         async with Client(plan.controller) as client:
             nodes = await client.list_nodes()

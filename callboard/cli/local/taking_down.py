@@ -13,11 +13,11 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
+from callboard.cli.local.cluster_lock import ClusterGone, ClusterLock
 from callboard.cli.local.ending import StillRunning, end_politely, kill_trees
 from callboard.cli.local.plan import network_of
 from callboard.cli.local.ports import is_taken, listeners, listening_in
 from callboard.cli.local.records import UP_ROLE, remove_directory
-from callboard.cli.local.turns import ClusterGone, Turn
 from callboard.client.clusters import CONTROLLER_ROLE, ClusterRecord, read_record, recorded_clusters
 from callboard.security.processes import ProcessId, descendants, marked, process_table
 
@@ -130,7 +130,7 @@ async def sweep(base: Path) -> None:
 @asynccontextmanager
 async def _last_turn(directory: Path, hurry: asyncio.Event) -> AsyncIterator[None]:
     """Keeps others from adding nodes while the block runs; after it there is nothing to add to."""
-    mine = Turn(directory, "`callboard down`")
+    mine = ClusterLock(directory, "`callboard down`")
     try:
         # Its files may be gone already; processes need not be.
         with suppress(ClusterGone):

@@ -1,4 +1,4 @@
-"""Turns: one program at a time may change a cluster of this machine, by a lock on a file of its directory.
+"""The lock on a cluster of this machine, on a file of its directory: who has it may change the cluster, one at a time.
 
 The lock is the kernel's: it ends with the process that holds it, however that ends. Who has it writes into the file
 who it is, for the others' messages.
@@ -21,7 +21,7 @@ PAUSE_S = 3.0
 holds it for the whole start."""
 
 
-class NoTurn(Exception):
+class ClusterLocked(Exception):
     """The lock could not be had.
 
     Attributes:
@@ -44,8 +44,8 @@ class ClusterGone(Exception):
         self.directory = directory
 
 
-class Turn:
-    """The lock on a cluster's directory; see :func:`turn`."""
+class ClusterLock:
+    """The lock on a cluster's directory; see :func:`cluster_lock`."""
 
     def __init__(self, directory: Path, what: str) -> None:
         self._path = directory / LOCK_NAME
@@ -81,14 +81,14 @@ class Turn:
 
 
 @asynccontextmanager
-async def turn(
+async def cluster_lock(
     directory: Path,
     what: str,
     *,
     attempts: int = ATTEMPTS,
     pause_s: float = PAUSE_S,
     tell: Callable[[int, int, str], None] | None = None,
-) -> AsyncIterator[Turn]:
+) -> AsyncIterator[ClusterLock]:
     """Holds the lock on a cluster's directory while the block runs.
 
     Args:
@@ -98,10 +98,10 @@ async def turn(
         tell: told of every attempt that failed: its number, how many there are, who has the lock.
 
     Raises:
-        NoTurn: somebody else had it every time.
+        ClusterLocked: somebody else had it every time.
         ClusterGone: the directory is not there any more.
     """
-    mine = Turn(directory, what)
+    mine = ClusterLock(directory, what)
     for number in range(1, attempts + 1):
         if mine.take():
             break
@@ -110,7 +110,7 @@ async def turn(
         if number < attempts:
             await asyncio.sleep(pause_s)  # The kernel tells nobody that a lock is free again.
     else:
-        raise NoTurn(directory / LOCK_NAME, mine.holder(), attempts)
+        raise ClusterLocked(directory / LOCK_NAME, mine.holder(), attempts)
     try:
         yield mine
     finally:

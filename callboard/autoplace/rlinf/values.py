@@ -1,4 +1,4 @@
-"""Paths into a config, the same for plain mappings and for OmegaConf's.
+"""Values of a config, read at their paths with every fault, the same for plain mappings and for OmegaConf's.
 
 Only what is asked for is read, so an interpolation that nobody here needs may stay unresolved: RLinf's configs use
 resolvers that exist only inside RLinf.
