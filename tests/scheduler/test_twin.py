@@ -15,6 +15,7 @@ from callboard.scheduler import State, check_invariants
 from callboard.scheduler.handlers import passes
 from callboard.scheduler.records.job_records import Put
 from callboard.scheduler.records.states import ENDED
+from callboard.scheduler.state import indexes
 from callboard.scheduler.state.indexes import InOrder
 from callboard.scheduler.state.invariants import whole
 from callboard.simulation import SimulationOptions, Simulator
@@ -70,6 +71,30 @@ def test_a_table_is_walked_through_by_place_however_its_members_came() -> None:
         assert list(index.values()) == sorted(index.values())
     assert list(reversed(index)) == list(index)[::-1]
     assert [key for key, _ in index.items()] == list(index.keys()) == list(index)
+
+
+class Place(int):
+    compared = 0
+
+    def __lt__(self, other: int) -> bool:
+        Place.compared += 1
+        return super().__lt__(other)
+
+
+def test_many_that_come_in_the_wrong_order_are_not_sorted_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the groups of many nodes that are lost do: a journal of 13,000 took five seconds to read."""
+    monkeypatch.setattr(Place, "compared", 0)
+    index: dict[str, dict[str, Place]] = {}
+    for number in reversed(range(3_000)):
+        indexes.add(index, "node", f"m{number}", Place(number))
+    assert list(index["node"].values()) == list(range(3_000))
+    assert Place.compared < 100_000
+
+
+def test_an_entry_with_many_members_is_decided_by_as_one_with_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(indexes, "_FEW", 1)
+    for seed in range(4):
+        run(seed)
 
 
 def test_records_in_any_order_make_the_same_state() -> None:

@@ -111,7 +111,11 @@ class InOrder(dict[_K, _V]):
 
 
 Members = dict[_M, _M | int]
-"""A few keys, each with its place, in the order of their places: a plain dict, since there are as many as records."""
+"""A few keys, each with its place, in the order of their places: a plain dict, since there are as many as records.
+Where there are many, and one did not come in order, an :class:`InOrder`."""
+
+_FEW = 32
+"""Members that are sorted each time that one does not come in order."""
 
 
 def add(index: dict[_K, dict[_M, Any]], key: _K, member: _M, place: _M | int) -> None:
@@ -119,11 +123,18 @@ def add(index: dict[_K, dict[_M, Any]], key: _K, member: _M, place: _M | int) ->
     members = index.get(key)
     if members is None:
         index[key] = {member: place}
+    elif isinstance(members, InOrder):
+        members.put(member, place)
     elif member in members or members[next(reversed(members))] < place:
         members[member] = place
-    else:
+    elif len(members) < _FEW:
         members[member] = place
         index[key] = dict(sorted(members.items(), key=itemgetter(1)))
+    else:
+        # The groups of a thousand nodes that are lost at once: sorted when somebody walks through them.
+        index[key] = many = InOrder[_M, Any]()
+        many.add_all(members)
+        many.put(member, place)
 
 
 def remove(index: dict[_K, dict[_M, Any]], key: _K, member: _M) -> None:
