@@ -63,11 +63,14 @@ def evolver(cls: type[_T]) -> Callable[[_T, dict[str, Any]], _T]:
     return made
 
 
-def sleeper(cls: type[_T], find: Callable[[Any], _T], *eager: str) -> Callable[..., _T]:
+def sleeper(cls: type[_T], find: Callable[[Any], _T], *eager: str, **alike: Any) -> Callable[..., _T]:
     """A function that makes an object of ``cls`` of its ``eager`` fields alone, given by position behind what leads
     ``find`` to the whole object. That is called when something else is asked for: then the object sleeps no more.
 
     While it sleeps it is of a subclass, which ``cls`` has no other of; any thread may wake it.
+
+    Args:
+        alike: fields whose value is the same for all, with that value: they wake nobody either.
     """
     lazy = [field.name for field in fields(cls) if field.name not in eager]  # type: ignore[arg-type]
     slots = {name: cls.__dict__[name] for name in lazy}
@@ -90,6 +93,7 @@ def sleeper(cls: type[_T], find: Callable[[Any], _T], *eager: str) -> Callable[.
         return property(lambda self: getattr(wake(self), name))
 
     body: dict[str, Any] = {name: asked(name) for name in lazy}
+    body |= alike
     body |= {
         "__slots__": (),
         "__eq__": lambda self, other: wake(self) == other,

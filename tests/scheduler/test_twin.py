@@ -133,10 +133,10 @@ def test_jobs_that_have_ended_are_put_at_once_as_one_by_one() -> None:
     chance.shuffle(ended)
     one_by_one, at_once = State(), State()
     for first in range(0, len(ended), 10):
-        pairs = [(world.state.specs[job.uid], job) for job in ended[first : first + 10]]
-        at_once.put_ended(pairs)
-        for spec, job in pairs:
-            one_by_one.apply(Put(spec))
+        jobs = ended[first : first + 10]
+        at_once.put_ended([world.state.specs[job.uid] for job in jobs], jobs)
+        for job in jobs:
+            one_by_one.apply(Put(world.state.specs[job.uid]))
             one_by_one.apply(Put(job))
     assert whole(at_once) == whole(one_by_one)
     assert list(at_once.records()) == list(one_by_one.records())

@@ -56,6 +56,9 @@ def _adapter(of: Any) -> TypeAdapter[Any]:
 
 
 _RECORDS: Mapping[str, TypeAdapter[Any]] = MappingProxyType({kind.kind: _adapter(kind) for kind in RECORD_TYPES})
+_READ: dict[str, Callable[[str], Any]] = {kind: each.validator.validate_json for kind, each in _RECORDS.items()}
+"""The same as ``validate_json`` of the adapters, which looks at eight options first: a fifth of the time of a line."""
+
 _KEY: TypeAdapter[Key] = _adapter(Key)
 _EVENT: TypeAdapter[EventRecord] = _adapter(EventRecord)
 DAMAGED = "malformed"
@@ -111,10 +114,10 @@ def _newest(line: str) -> Put | None:
     """The change of a line as this version writes it, parsed once: a replay is hundreds of thousands of them. None for
     any other line."""
     head = _PUT.match(line)
-    if head is None or head[1] not in _RECORDS or not line.endswith("}"):
+    if head is None or head[1] not in _READ or not line.endswith("}"):
         return None
     try:
-        record = _RECORDS[head[1]].validate_json(line[head.end() : -1])
+        record = _READ[head[1]](line[head.end() : -1])
     except ValidationError:
         return None  # read again, slowly, for a message that says what is wrong
     return None if record is None else Put(record)

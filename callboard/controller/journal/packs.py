@@ -43,19 +43,20 @@ class Pack:
     """Some jobs that have ended.
 
     Attributes:
-        records: the spec and the record of each job.
+        specs: the spec of each job.
     """
 
     line: str
-    records: Sequence[tuple[SpecRecord, JobRecord]]
+    specs: Sequence[SpecRecord]
+    jobs: Sequence[JobRecord]
 
     @classmethod
-    def of(cls, records: Sequence[tuple[SpecRecord, JobRecord]]) -> Pack:
+    def of(cls, specs: Sequence[SpecRecord], jobs: Sequence[JobRecord]) -> Pack:
         """A new one."""
-        heads = [[getattr(job, field) for field in _HEAD] for _, job in records]
-        lines = "\n".join(line_of(record) for pair in records for record in pair)
+        heads = [[getattr(job, field) for field in _HEAD] for job in jobs]
+        lines = "\n".join(line_of(record) for pair in zip(specs, jobs, strict=True) for record in pair)
         body = {"heads": heads, "packed": b64encode(zlib.compress(lines.encode(), 1)).decode()}
-        return cls(_BEGINS + json.dumps(body, separators=(",", ":"))[1:], records)
+        return cls(_BEGINS + json.dumps(body, separators=(",", ":"))[1:], specs, jobs)
 
     @classmethod
     def read(cls, line: str) -> Pack:
@@ -66,17 +67,14 @@ class Pack:
         """
         try:
             body = json.loads(line)
-            lines, rest = _Lines(b64decode(body["packed"], validate=True)), tuple(_UNSAID.values())
-            records = [
-                (
-                    _spec_asleep((lines, 2 * place), uid),
-                    _job_asleep((lines, 2 * place + 1), uid, name, order, _STATES[state], *told, *rest),
-                )
-                for place, (uid, name, order, state, *told) in enumerate(body["heads"])
-            ]
+            lines = _Lines(b64decode(body["packed"], validate=True))
+            uids, names, orders, states, *told = zip(*body["heads"], strict=True)
+            specs = list(map(_spec_asleep, [(lines, 2 * place) for place in range(len(uids))], uids))
+            leads = [(lines, 2 * place + 1) for place in range(len(uids))]
+            jobs = list(map(_job_asleep, leads, uids, names, orders, map(_STATES.__getitem__, states), *told))
         except (KeyError, TypeError, ValueError) as error:
             raise UnreadableChange(f"a pack of jobs can't be read ({error}): {line[:120]}") from error
-        return cls(line, records)
+        return cls(line, specs, jobs)
 
 
 class _Lines:
@@ -107,7 +105,7 @@ def _whole(leads: tuple[_Lines, int]) -> Any:
     return change.record
 
 
-_job_asleep = sleeper(JobRecord, _whole, *_HEAD, *_UNSAID)
+_job_asleep = sleeper(JobRecord, _whole, *_HEAD, **_UNSAID)
 _spec_asleep = sleeper(SpecRecord, _whole, "uid")
 _STATES: Mapping[str, JobState] = {state.value: state for state in ENDED}
 
@@ -137,7 +135,7 @@ def changes_of(line: str, packs: list[Pack] | None = None) -> Sequence[Change]:
     if packs is not None:
         packs.append(pack)
         return ()
-    return [Put(record) for pair in pack.records for record in pair]
+    return [Put(record) for pair in zip(pack.specs, pack.jobs, strict=True) for record in pair]
 
 
 def packed(records: Iterable[Record], known: Iterable[Pack] = ()) -> tuple[list[Pack], list[Record]]:
@@ -162,10 +160,11 @@ def packed(records: Iterable[Record], known: Iterable[Pack] = ()) -> tuple[list[
     packs = []
     for pack in known:
         # A job that ended changes seldom. Small packs become large ones.
-        if len(pack.records) > _SIZE // 2 and all(jobs.get(job.uid) is job for _, job in pack.records):
+        if len(pack.jobs) > _SIZE // 2 and all(jobs.get(job.uid) is job for job in pack.jobs):
             packs.append(pack)
-            for _, job in pack.records:
+            for job in pack.jobs:
                 del jobs[job.uid], specs[job.uid]
-    pairs = [(specs.pop(uid), job) for uid, job in jobs.items()]
-    packs += [Pack.of(pairs[first : first + _SIZE]) for first in range(0, len(pairs), _SIZE)]
+    theirs, ended = [specs.pop(uid) for uid in jobs], list(jobs.values())
+    parts = (slice(first, first + _SIZE) for first in range(0, len(ended), _SIZE))
+    packs += [Pack.of(theirs[part], ended[part]) for part in parts]
     return packs, [*others, *specs.values(), *live]

@@ -350,7 +350,7 @@ def write_state(
 def _state_of(packs: Iterable[Pack], changes: Iterable[Change]) -> State:
     state = State()
     for pack in packs:
-        state.put_ended(pack.records)
+        state.put_ended(pack.specs, pack.jobs)
     for change in changes:
         state.apply(change)
     return state

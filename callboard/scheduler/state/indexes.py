@@ -66,14 +66,14 @@ class InOrder(dict[_K, _V]):
 
     def add_all(self, members: Mapping[_K, _V]) -> None:
         """Adds members that are new."""
-        places = list(map(self._place, members.values()))
-        if not places:
-            return
-        self._mixed = self._mixed or places[0] < self._highest or places != sorted(places)
-        highest = max(places)
-        if not highest < self._highest:
-            self._highest = highest
         self.update(members)
+        if self._mixed or not members:
+            return  # the highest place is found by sorting
+        places = list(map(self._place, members.values()))
+        if places[0] < self._highest or places != sorted(places):
+            self._mixed = True
+        else:
+            self._highest = places[-1]
 
     # Not by way of super(), which takes as long as a short walk.
 
@@ -108,6 +108,9 @@ class InOrder(dict[_K, _V]):
         self.clear()
         self.update(in_order)
         self._mixed = False
+        highest = place(in_order[-1][1]) if in_order else self._highest
+        if not highest < self._highest:
+            self._highest = highest
 
 
 Members = dict[_M, _M | int]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import cast
 
 from callboard.scheduler.records.job_records import JobRecord, SpecRecord, WorkerRecord
@@ -56,14 +56,12 @@ class JobIndex:
         elif old is not None and old.nominated:
             del self.nominated[old.uid]
 
-    def add_ended(self, jobs: Iterable[JobRecord]) -> None:
+    def add_ended(self, jobs: Sequence[JobRecord]) -> None:
         """As :meth:`update` for jobs that are new and have ended: only their names and their states lead to them."""
-        of_state: dict[JobState, dict[str, int]] = {}
         for job in jobs:
             self._follow_name(None, job)
-            of_state.setdefault(job.state, {})[job.uid] = job.order
-        for state, places in of_state.items():
-            self.by_state[state].add_all(places)
+        for state in {job.state for job in jobs}:
+            self.by_state[state].add_all({job.uid: job.order for job in jobs if job.state is state})
 
     def follow_spec(self, record: SpecRecord, job: JobRecord | None) -> None:
         """Follows the spec of a job: of one that is new, or of one that waits and got its places."""

