@@ -12,12 +12,9 @@ from callboard._lazy import lazily, public_names
 if TYPE_CHECKING:
     # What a type checker sees; a test keeps it equal to _PUBLIC.
     from callboard.model.describe import job_to_mapping as job_to_mapping
-    from callboard.model.describe import policy_to_mapping as policy_to_mapping
-    from callboard.model.describe import pool_to_mapping as pool_to_mapping
     from callboard.model.faults import Fault as Fault
     from callboard.model.faults import InvalidInput as InvalidInput
     from callboard.model.inputs import job_spec as job_spec
-    from callboard.model.inputs import policy_overrides as policy_overrides
     from callboard.model.inputs import pool_spec as pool_spec
     from callboard.model.inputs import preemption_policy as preemption_policy
     from callboard.model.inputs import read_yaml as read_yaml
@@ -30,9 +27,9 @@ if TYPE_CHECKING:
 
 _PUBLIC = public_names(
     {
-        "callboard.model.describe": "job_to_mapping policy_to_mapping pool_to_mapping",
+        "callboard.model.describe": "job_to_mapping",
         "callboard.model.faults": "Fault InvalidInput",
-        "callboard.model.inputs": "job_spec policy_overrides pool_spec preemption_policy read_yaml",
+        "callboard.model.inputs": "job_spec pool_spec preemption_policy read_yaml",
         "callboard.model.quantities": "Resources",
         "callboard.model.requests": "ComponentSpec JobSpec PgPoolSpec PoolSpec PreemptionPolicy",
     }

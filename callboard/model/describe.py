@@ -1,6 +1,6 @@
 """Specs as a person would write them: mappings in human units, the inverse of :mod:`callboard.model.inputs`.
 
-What equals its default is left out unless asked for. Values of secret variables are masked unless asked for (SE-04):
+What equals its default is left out. Values of secret variables are masked unless asked for (SE-04):
 what is shown must not be submitted again as it is.
 """
 
@@ -10,36 +10,20 @@ from dataclasses import replace
 from typing import Any
 
 from callboard.model.names import is_secret
-from callboard.model.policy import PolicyOverrides, PreemptionPolicy
 from callboard.model.roles import unfused
 from callboard.model.schema import Declared, Secrecy, declared_in
-from callboard.model.specs import COLOCATED_CONCURRENCY, PROGRAM_SIGNAL, ComponentSpec, JobSpec, Labels, PoolSpec
+from callboard.model.specs import COLOCATED_CONCURRENCY, PROGRAM_SIGNAL, ComponentSpec, JobSpec, Labels
 
 MASK = "********"
 """What stands for the value of a secret variable."""
 
 
-def job_to_mapping(spec: JobSpec, *, defaults: bool = False, secrets: bool = False) -> dict[str, Any]:
-    """A job as ``job_spec`` reads it.
-
-    Args:
-        defaults: state defaults too.
-        secrets: show the values of secret variables.
-    """
-    stated = described(spec, defaults=defaults)
+def job_to_mapping(spec: JobSpec, *, secrets: bool = False) -> dict[str, Any]:
+    """A job as ``job_spec`` reads it; ``secrets``: show the values of secret variables."""
+    stated = described(spec)
     del stated["components"]  # they come last, as each was asked for
-    components = [_component(item, defaults=defaults, secrets=secrets) for item in unfused(spec).components]
+    components = [_component(item, secrets=secrets) for item in unfused(spec).components]
     return stated | {"components": components}
-
-
-def pool_to_mapping(spec: PoolSpec, *, defaults: bool = False) -> dict[str, Any]:
-    """A pool as ``pool_spec`` reads it; ``defaults``: state defaults too."""
-    return described(spec, defaults=defaults)
-
-
-def policy_to_mapping(policy: PreemptionPolicy | PolicyOverrides) -> dict[str, Any]:
-    """A policy as ``preemption_policy`` reads it, every default stated; of overrides what they state."""
-    return described(policy, defaults=True)
 
 
 def described(spec: Any, *, defaults: bool = False, secrets: bool = False, base: Any = None) -> dict[str, Any]:
@@ -55,13 +39,12 @@ def described(spec: Any, *, defaults: bool = False, secrets: bool = False, base:
         value = getattr(spec, field.name)
         default = field.default if base is None else getattr(base, field.name)
         if value is None or value == field.kind.unsaid:
-            if defaults and field.written.otherwise:
-                stated[field.keys[0]] = field.written.otherwise
-        elif defaults or value != default or field.written.always:
+            continue
+        if defaults or value != default or field.written.always:
             place = stated
             for part in field.keys[:-1]:
                 place = place.setdefault(part, {})
-            place[field.keys[-1]] = _shown(field, value, defaults=defaults, secrets=secrets)
+            place[field.keys[-1]] = _shown(field, value, secrets=secrets)
     return stated
 
 
@@ -70,13 +53,12 @@ def masked(env: Labels, *, secrets: bool = False, declared: bool = False) -> dic
     return {name: MASK if (declared or is_secret(name)) and not secrets else value for name, value in env}
 
 
-def _shown(field: Declared, value: Any, *, defaults: bool, secrets: bool) -> Any:
+def _shown(field: Declared, value: Any, *, secrets: bool) -> Any:
     kind = field.kind
     if kind.part is not None:
-        defaults = defaults if kind.whole is None else kind.whole
         if kind.most:
-            return [described(each, defaults=defaults, secrets=secrets) for each in value]
-        return described(value, defaults=defaults, secrets=secrets)
+            return [described(each, secrets=secrets) for each in value]
+        return described(value, defaults=kind.whole, secrets=secrets)
     if kind.secrecy is not Secrecy.NONE:
         return masked(value, secrets=secrets, declared=kind.secrecy is Secrecy.ALL)
     return kind.show(value)
@@ -85,18 +67,18 @@ def _shown(field: Declared, value: Any, *, defaults: bool, secrets: bool) -> Any
 _OF_ACTORS = ("args", "kwargs", "entry", "max_concurrency")
 
 
-def _component(spec: ComponentSpec, *, defaults: bool, secrets: bool) -> dict[str, Any]:
+def _component(spec: ComponentSpec, *, secrets: bool) -> dict[str, Any]:
     """What its fields declare, and what several of them say together: its work, its workers and Ray's options."""
     # Without a role a component of a group has a default of its own; with one, whatever is stated is no default.
     base = ComponentSpec(name="", actor="", max_concurrency=_default_concurrency(spec))
     base = replace(base, stop_signal=PROGRAM_SIGNAL) if spec.command and not spec.ray else base
-    stated = described(spec, defaults=defaults, secrets=secrets, base=base)
+    stated = described(spec, secrets=secrets, base=base)
     for key in ("name", "actor", "min_workers", "max_workers", *(_OF_ACTORS if spec.command else ())):
         stated.pop(key, None)
     if spec.zero_resources:
         stated["resources"] = stated.get("resources", {}) | dict.fromkeys(spec.zero_resources, 0)
-    if spec.alias or defaults:
-        stated["ray_options"] = {"name": spec.alias} if spec.alias else {}
+    if spec.alias:
+        stated["ray_options"] = {"name": spec.alias}
     head: dict[str, Any] = {"name": spec.name}
     head |= {"command": list(spec.command)} if spec.command else {"actor": spec.actor}
     head |= {"ray": True} if spec.ray else {}

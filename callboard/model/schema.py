@@ -72,7 +72,7 @@ class Kind:
         part: the spec that it is, or that it is a list of.
         most: bound of such a list.
         what: example of such a list, for messages.
-        whole: whether a part is described with its defaults; None: as the rest.
+        whole: whether a part is described with its defaults.
     """
 
     read: Callable[[Any], Any] = lambda value: value
@@ -84,7 +84,7 @@ class Kind:
     part: type | None = None
     most: int = 0
     what: str = ""
-    whole: bool | None = None
+    whole: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -98,7 +98,6 @@ class Written:
         unsaid: in place of its kind's, unless it is ``...``.
         always: described even where it is the default.
         needed: must be stated where the mapping is that it is written in.
-        otherwise: word for that mapping where there is nothing to say.
     """
 
     key: str | None = None
@@ -107,7 +106,6 @@ class Written:
     unsaid: Any = ...
     always: bool = False
     needed: bool = False
-    otherwise: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -133,14 +131,14 @@ ANY = Kind()
 """Whatever it is."""
 
 
-def part(spec: type, *, unsaid: Any = None, whole: bool | None = None) -> Kind:
+def part(spec: type, *, unsaid: Any = None, whole: bool = False) -> Kind:
     """A spec inside another."""
     return Kind(form=Form.PART, part=spec, unsaid=unsaid, whole=whole)
 
 
 def parts(spec: type, most: int, what: str) -> Kind:
     """A list of at most ``most`` specs; described without their defaults."""
-    return Kind(form=Form.PARTS, part=spec, most=most, what=what, whole=False)
+    return Kind(form=Form.PARTS, part=spec, most=most, what=what)
 
 
 _SUFFIXES = {Form.EXACT: ("_ms", "_milli"), Form.JSON: ("_json",)}

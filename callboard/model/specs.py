@@ -466,9 +466,7 @@ class JobSpec:
     labels: LabelMap = ()
     placement: Annotated[Strategy, choice(Strategy)] = Strategy.PACK
     gang: Flag = True
-    session_lease_ms: Annotated[
-        PositiveDuration, Written("owner.session.lease", unsaid=0, needed=True, otherwise="detached")
-    ] = 0
+    session_lease_ms: Annotated[PositiveDuration, Written("owner.session.lease", unsaid=0, needed=True)] = 0
     preemptible: Flag = True
     min_runtime_ms: Timeout = 0
     grace_ms: Timeout | None = None

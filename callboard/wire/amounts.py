@@ -51,10 +51,6 @@ def amounts_to_proto(amounts: Iterable[tuple[str, int]]) -> common_pb2.Resources
     return resources_to_proto(Resources.from_items(amounts))
 
 
-def labels_to_proto(labels: Labels) -> dict[str, str]:
-    return dict(labels)
-
-
 def labels_from_proto(message: Mapping[str, str]) -> Labels:
     """The sorted form of a map field. Not validated."""
     return tuple(sorted(message.items()))

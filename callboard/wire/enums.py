@@ -29,12 +29,8 @@ class WireEnum(Protocol):
         """Number of a name."""
 
 
-def prefix_of(wrapper: WireEnum) -> str:
-    """``StopPolicy`` → ``STOP_POLICY_``."""
-    return _prefix(wrapper.DESCRIPTOR)
-
-
 def _prefix(described: Any) -> str:
+    """``StopPolicy`` → ``STOP_POLICY_``."""
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", described.name).upper() + "_"
 
 
@@ -44,7 +40,7 @@ def to_wire(wrapper: WireEnum, value: StrEnum | str) -> Any:
     Raises:
         ValueError: the message's enum has no such name.
     """
-    return wrapper.Value(prefix_of(wrapper) + str(value))
+    return wrapper.Value(_prefix(wrapper.DESCRIPTOR) + str(value))
 
 
 def from_wire(wrapper: WireEnum, number: int, ours: type[E]) -> E | None:
@@ -53,17 +49,7 @@ def from_wire(wrapper: WireEnum, number: int, ours: type[E]) -> E | None:
     Raises:
         ValueError: a number without a name, or one that ``ours`` lacks (a newer peer's).
     """
-    name = name_from_wire(wrapper, number)
-    return ours(name) if name else None
-
-
-def name_from_wire(wrapper: WireEnum, number: int) -> str:
-    """The name without its prefix; empty for "not said".
-
-    Raises:
-        ValueError: a number without a name.
-    """
-    return "" if number == 0 else wrapper.Name(number).removeprefix(prefix_of(wrapper))
+    return None if number == 0 else ours(wrapper.Name(number).removeprefix(_prefix(wrapper.DESCRIPTOR)))
 
 
 def names_in(described: EnumDescriptor) -> dict[str, int]:

@@ -25,16 +25,13 @@ def job_spec_to_proto(spec: JobSpec, *, mask: bool = False) -> job_pb2.JobSpec:
     return written(unfused(spec), job_pb2.JobSpec, mask=mask)
 
 
-def job_spec_from_proto(message: job_pb2.JobSpec, *, field: str = "spec") -> JobSpec:
-    """A job, validated in full.
-
-    Args:
-        field: path of ``message`` in its request, for faults.
+def job_spec_from_proto(message: job_pb2.JobSpec) -> JobSpec:
+    """A job, which is the ``spec`` of a request, validated in full.
 
     Raises:
         InvalidInput: every fault.
     """
-    reader = Reader(field)
+    reader = Reader("spec")
     return reader.validated(JobInput, reader.mapping(JobInput, message)).spec()
 
 
@@ -48,24 +45,22 @@ def pool_spec_to_proto(spec: PoolSpec) -> pool_pb2.PoolSpec:
     return written(spec, pool_pb2.PoolSpec)
 
 
-def pool_spec_from_proto(
-    name: str, message: pool_pb2.PoolSpec, *, field: str = "spec", name_field: str = "pool_id"
-) -> PoolSpec:
+def pool_spec_from_proto(name: str, message: pool_pb2.PoolSpec, *, name_field: str = "pool_id") -> PoolSpec:
     """A pool, validated in full.
 
     Args:
         name: name of the pool, not yet checked.
-        field: path of ``message`` in its request, for faults.
+        message: the ``spec`` of a request.
         name_field: path of ``name`` in the request.
 
     Raises:
         InvalidInput: every fault.
     """
-    reader = Reader(field)
+    reader = Reader("spec")
     try:
         found: PoolSpec = reader.validated(PoolInput, {"name": name} | reader.mapping(PoolInput, message)).spec()
     except InvalidInput as invalid:
-        faults = [Fault(name_field, each.message) if each.field == f"{field}.name" else each for each in invalid.faults]
+        faults = [Fault(name_field, each.message) if each.field == "spec.name" else each for each in invalid.faults]
         raise InvalidInput(faults) from None
     return found
 
@@ -75,21 +70,13 @@ def policy_to_proto(policy: PreemptionPolicy) -> policy_pb2.PreemptionPolicy:
     return written(policy, policy_pb2.PreemptionPolicy)
 
 
-def policy_from_proto(message: policy_pb2.PreemptionPolicy, *, field: str = "policy") -> PreemptionPolicy:
+def policy_from_proto(message: policy_pb2.PreemptionPolicy) -> PreemptionPolicy:
     """The cluster's policy; absent fields take their defaults.
-
-    Args:
-        field: path of ``message`` in its request, for faults.
 
     Raises:
         InvalidInput: every fault.
     """
-    return overrides_from_proto(message, field=field).over(PreemptionPolicy())
-
-
-def overrides_to_proto(overrides: PolicyOverrides) -> policy_pb2.PreemptionPolicy:
-    """A pool's overrides: what it states and nothing else."""
-    return written(overrides, policy_pb2.PreemptionPolicy)
+    return overrides_from_proto(message, field="policy").over(PreemptionPolicy())
 
 
 def overrides_from_proto(message: policy_pb2.PreemptionPolicy, *, field: str = "preemption") -> PolicyOverrides:

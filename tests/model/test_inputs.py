@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from callboard.model.faults import Fault, InvalidInput
-from callboard.model.inputs import job_spec, policy_overrides, pool_spec, preemption_policy
+from callboard.model.inputs import job_spec, pool_spec, preemption_policy
 from callboard.model.inputs.located import Misfits
 from callboard.model.inputs.reading import Input, check, keys_of, table_of
 from callboard.model.inputs.role_file import role_file
@@ -19,6 +19,7 @@ from callboard.model.names import NAME_PATTERN
 from callboard.model.policy import Aggressiveness, PolicyOverrides
 from callboard.model.quantities import Resources
 from callboard.model.specs import NO_PG_POOL, Fencing, PgPoolSpec, RestartPolicy, StopPolicy, Strategy
+from tests.support.specs import policy_overrides
 
 GIB = 1 << 30
 BAD_NAMES = ["../../x", "a/b", "a\n", "x" * 300, "🎭", "%s", "", "__proto__", " a", "1a", "a b", "a\x00"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import yaml
 from hypothesis import given, settings
 
-from callboard.model.describe import MASK, job_to_mapping, policy_to_mapping, pool_to_mapping
-from callboard.model.inputs import job_spec, policy_overrides, pool_spec, preemption_policy, read_yaml
+from callboard.model.describe import MASK, described, job_to_mapping
+from callboard.model.inputs import job_spec, pool_spec, preemption_policy, read_yaml
 from callboard.model.policy import PolicyOverrides, PreemptionPolicy
 from callboard.model.specs import ComponentSpec, JobSpec, PoolSpec
 from tests.support import specs
@@ -19,23 +19,21 @@ class TestWhatIsWrittenIsReadAgain:
     @settings(max_examples=100, deadline=None)
     def test_a_job(self, spec: JobSpec) -> None:
         assert job_spec(job_to_mapping(spec, secrets=True)) == spec
-        assert job_spec(job_to_mapping(spec, secrets=True, defaults=True)) == spec
 
     @given(specs.pools)
     @settings(max_examples=100, deadline=None)
     def test_a_pool(self, spec: PoolSpec) -> None:
-        assert pool_spec(pool_to_mapping(spec)) == spec
-        assert pool_spec(pool_to_mapping(spec, defaults=True)) == spec
+        assert pool_spec(described(spec)) == spec
 
     @given(specs.policies)
     @settings(max_examples=100, deadline=None)
     def test_a_policy(self, policy: PreemptionPolicy) -> None:
-        assert preemption_policy(policy_to_mapping(policy)) == policy
+        assert preemption_policy(described(policy)) == policy
 
     @given(specs.overrides)
     @settings(max_examples=100, deadline=None)
     def test_overrides(self, stated: PolicyOverrides) -> None:
-        assert policy_overrides(policy_to_mapping(stated)) == stated
+        assert specs.policy_overrides(described(stated)) == stated
 
     @given(specs.jobs())
     @settings(max_examples=60, deadline=None)
@@ -47,15 +45,14 @@ class TestWhatIsWrittenIsReadAgain:
     @given(specs.pools)
     @settings(max_examples=60, deadline=None)
     def test_a_pool_by_way_of_a_file(self, spec: PoolSpec) -> None:
-        assert pool_spec(read_yaml(yaml.safe_dump(pool_to_mapping(spec)))) == spec
+        assert pool_spec(read_yaml(yaml.safe_dump(described(spec)))) == spec
 
 
 class TestWhatIsShown:
-    def test_defaults_are_left_out_unless_asked_for(self) -> None:
+    def test_defaults_are_left_out(self) -> None:
         component = {"name": "c", "actor": "a:B", "workers": 1}
         assert job_to_mapping(JOB) == {"name": "j", "pool": "p", "components": [component]}
-        assert job_to_mapping(JOB, defaults=True)["priority"] == 5
-        assert pool_to_mapping(PoolSpec(name="p")) == {"name": "p"}
+        assert described(PoolSpec(name="p")) == {"name": "p"}
 
     def test_secret_values_are_masked_unless_asked_for(self) -> None:
         component = ComponentSpec(name="c", actor="a:B", env=(("HF_TOKEN", "hf_123"), ("LOG", "x")))
@@ -66,4 +63,4 @@ class TestWhatIsShown:
 
     def test_memory_that_has_no_short_text_stays_exact(self) -> None:
         spec = PoolSpec(name="p", nominal=(("memory", (10 << 30) + 1),))
-        assert pool_to_mapping(spec)["nominal"] == {"memory": f"{(10 << 30) + 1}B"}
+        assert described(spec)["nominal"] == {"memory": f"{(10 << 30) + 1}B"}

@@ -15,7 +15,7 @@ import callboard
 from callboard.agents.host.worker_process import load_class
 from callboard.model import requests
 from callboard.model.faults import InvalidInput
-from callboard.model.inputs import job_spec, policy_overrides, pool_spec
+from callboard.model.inputs import job_spec, pool_spec
 from callboard.model.inputs.component import ComponentInput
 from callboard.model.inputs.job import JobInput
 from callboard.model.inputs.pool import PgPoolInput, PolicyInput, PoolInput
@@ -25,6 +25,7 @@ from callboard.model.quantities import Resources
 from callboard.model.requests import ComponentSpec, JobSpec, PgPoolSpec, PoolSpec, PreemptionPolicy
 from tests.support import ray_actor
 from tests.support.actors import Plain
+from tests.support.specs import policy_overrides
 
 TRAIN = ComponentSpec("train", "my_pkg.workers:Trainer", workers=4, resources={"cpu": 2, "gpu": 1})
 

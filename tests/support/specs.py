@@ -10,6 +10,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from callboard.model.inputs.pool import PolicyInput
+from callboard.model.inputs.reading import read
 from callboard.model.inputs.scalars import ENVIRONMENTS
 from callboard.model.names import is_custom_resource, why_refused
 from callboard.model.policy import Aggressiveness, LabelRules, PolicyOverrides, PreemptionPolicy, label_rules
@@ -283,3 +285,9 @@ pools = st.builds(
     pg_pool=st.one_of(st.just(NO_PG_POOL), pg_pools()),
     preemption=overrides,
 )
+
+
+def policy_overrides(mapping: object) -> PolicyOverrides:
+    """What a pool's ``preemption`` says."""
+    found: PolicyOverrides = read(PolicyInput, mapping).spec()
+    return found

@@ -15,13 +15,13 @@ from callboard.model.policy import PolicyOverrides, PreemptionPolicy
 from callboard.model.quantities import Resources
 from callboard.model.specs import ComponentSpec, JobSpec, PoolSpec, StopPolicy
 from callboard.v1 import common_pb2, job_pb2, policy_pb2, pool_pb2
-from callboard.wire.amounts import labels_from_proto, labels_to_proto, resources_from_proto, resources_to_proto
-from callboard.wire.enums import from_wire, name_from_wire, to_wire
+from callboard.wire.amounts import labels_from_proto, resources_from_proto, resources_to_proto
+from callboard.wire.enums import from_wire, to_wire
+from callboard.wire.schema import written
 from callboard.wire.specs import (
     job_spec_from_proto,
     job_spec_to_proto,
     overrides_from_proto,
-    overrides_to_proto,
     policy_from_proto,
     policy_to_proto,
     pool_spec_from_proto,
@@ -67,12 +67,12 @@ class TestRoundTrips:
     @given(specs.overrides)
     @settings(max_examples=100, deadline=None)
     def test_overrides(self, stated: PolicyOverrides) -> None:
-        assert overrides_from_proto(overrides_to_proto(stated)) == stated
+        assert overrides_from_proto(written(stated, policy_pb2.PreemptionPolicy)) == stated
 
     @given(specs.resources, specs.labels)
     def test_amounts_and_labels(self, amounts: Resources, labels: Any) -> None:
         assert resources_from_proto(resources_to_proto(amounts)) == amounts
-        assert labels_from_proto(labels_to_proto(labels)) == labels
+        assert labels_from_proto(dict(labels)) == labels
 
     def test_negative_amounts_of_the_controller_survive(self) -> None:
         over = Resources.of(cpu_milli=-1000, custom={"x": -1})
@@ -106,7 +106,6 @@ class TestEnums:
 
     def test_zero_is_not_said_and_unknown_numbers_are_refused(self) -> None:
         assert from_wire(pool_pb2.StopPolicy, 0, StopPolicy) is None
-        assert name_from_wire(job_pb2.JobState, job_pb2.JOB_STATE_RUNNING) == "RUNNING"
         with pytest.raises(ValueError, match="99"):
             from_wire(pool_pb2.StopPolicy, 99, StopPolicy)
         with pytest.raises(ValueError, match="NOWHERE"):
@@ -263,7 +262,6 @@ class TestCommands:
         assert (list(message.components[0].command), message.components[0].actor) == (written, "")
         assert job_spec_from_proto(message) == job
         assert job_to_mapping(job)["components"] == [{"name": "c", "command": written, "workers": 1}]
-        assert job_spec(job_to_mapping(job, defaults=True)) == job
 
     @pytest.mark.parametrize("size", [{"workers": 1}, {"min_workers": 1, "max_workers": 2}], ids=["fixed", "elastic"])
     def test_a_ray_cluster_of_its_own_comes_through(self, size: dict[str, int]) -> None:
@@ -273,7 +271,6 @@ class TestCommands:
         assert job.components[0].kwargs_json == ('{"elastic":true}' if len(size) > 1 else "{}")
         assert job_spec_from_proto(job_spec_to_proto(job)) == job
         assert job_to_mapping(job)["components"] == [component]
-        assert job_spec(job_to_mapping(job, defaults=True)) == job
 
     def test_a_script_is_run_by_a_shell_that_stops_at_the_first_error(self) -> None:
         assert self.component(script="cd x\n./train").command == ("/bin/sh", "-ec", "cd x\n./train")

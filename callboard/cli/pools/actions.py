@@ -17,7 +17,7 @@ from callboard.cli.show.plain import message_of, plain, spec_of_printed
 from callboard.cli.show.printing import done, show_result
 from callboard.cli.show.verb_guard import connected, with_client
 from callboard.client.client import Client
-from callboard.model.describe import pool_to_mapping
+from callboard.model.describe import described
 from callboard.v1 import pool_pb2
 from callboard.v1.pool_pb2 import Pool
 from callboard.wire.specs import pool_spec_from_proto
@@ -74,7 +74,7 @@ def read_pool(file: Path) -> Mapping[str, Any]:
     if printed is None:
         return found
     spec = message_of(pool_pb2.PoolSpec, printed, field="spec")
-    return pool_to_mapping(pool_spec_from_proto(str(found.get("name")).removeprefix("pools/"), spec))
+    return described(pool_spec_from_proto(str(found.get("name")).removeprefix("pools/"), spec))
 
 
 @connected
@@ -124,6 +124,6 @@ async def _change_fields(
 ) -> Pool:
     """A field is changed in what is there now; the etag keeps a change that comes between from being undone."""
     now = await client.get_pool(name)
-    spec = changed(pool_to_mapping(pool_spec_from_proto(name, now.spec)), changes)
+    spec = changed(described(pool_spec_from_proto(name, now.spec)), changes)
     fields = sorted({path[0] for path, _ in changes})
     return await client.update_pool(spec, fields=fields, etag=etag or now.etag, validate_only=validate)

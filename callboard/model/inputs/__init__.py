@@ -16,7 +16,6 @@ from callboard._lazy import lazily, public_names
 if TYPE_CHECKING:
     # What a type checker sees; a test keeps it equal to _PUBLIC.
     from callboard.model.inputs.job import job_spec as job_spec
-    from callboard.model.inputs.pool import policy_overrides as policy_overrides
     from callboard.model.inputs.pool import pool_spec as pool_spec
     from callboard.model.inputs.pool import preemption_policy as preemption_policy
     from callboard.model.inputs.scalars import Exact as Exact
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 _PUBLIC = public_names(
     {
         "callboard.model.inputs.job": "job_spec",
-        "callboard.model.inputs.pool": "policy_overrides pool_spec preemption_policy",
+        "callboard.model.inputs.pool": "pool_spec preemption_policy",
         "callboard.model.inputs.scalars": "Exact JsonText",
         "callboard.model.inputs.source": "SourceMapping read_yaml",
     }

@@ -76,12 +76,3 @@ def preemption_policy(mapping: object) -> PreemptionPolicy:
         InvalidInput: every fault.
     """
     return PreemptionPolicy(**read(PolicyInput, mapping).stated())
-
-
-def policy_overrides(mapping: object) -> PolicyOverrides:
-    """A pool's overrides from a mapping; keys that are absent or null leave the cluster's value.
-
-    Raises:
-        InvalidInput: every fault.
-    """
-    return PolicyOverrides(**read(PolicyInput, mapping).stated())

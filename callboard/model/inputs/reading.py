@@ -42,9 +42,6 @@ class Input:
 
     of: ClassVar[type | None] = None
 
-    later: ClassVar[frozenset[str]] = frozenset()
-    """Keys of the design that are not supported yet."""
-
     elsewhere: ClassVar[Mapping[str, str]] = MappingProxyType({})
     """Key of another system → what it is called here: Kubernetes, Kueue, Ray, SimpleScheduler."""
 
@@ -241,8 +238,6 @@ def _fault(misfit: Misfit, source: object) -> Fault:
 
 
 def _unknown(model: type[Input], key: str) -> str:
-    if key in model.later:
-        return f"{key} is not supported yet"
     if key in model.elsewhere:
         return f"unknown key {key}; here it is called {model.elsewhere[key]}"
     known = keys_of(model)
