@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from importlib import import_module
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -120,7 +120,7 @@ class Controller:
             self._journal,
             identity=lambda: self._identity,
             set_health=self._set_health,
-            measured=self._took,
+            measured=lambda what, s: self.metrics.observations.took(what, s),  # noqa: PLW0108 - they are made below
         )
         self.driver, self.events, self.sessions, self.agents = core.driver, core.events, core.sessions, core.agents
         self.outputs = core.outputs
@@ -408,7 +408,7 @@ class Controller:
             self.audit,
             Lists(pools, nodes, jobs),
             page_address=lambda: self.page_address,
-            members=self._members,
+            members=lambda: self._shared.members if self._shared is not None else (),
         )
         agent_pb2_grpc.add_AgentServiceServicer_to_server(self.agents, server)
         pool_pb2_grpc.add_PoolServiceServicer_to_server(pools, server)
@@ -429,13 +429,6 @@ class Controller:
             for name in module.DESCRIPTOR.services_by_name
         ]
         reflection.enable_server_reflection([*names, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
-
-    def _members(self) -> Sequence[Member]:
-        return self._shared.members if self._shared is not None else ()
-
-    def _took(self, what: str, seconds: float) -> None:
-        """The driver is made before the metrics that follow it."""
-        self.metrics.observations.took(what, seconds)
 
     def _needed_packages(self) -> dict[str, set[str]]:
         """Packages of the jobs that live, by pool."""

@@ -129,12 +129,7 @@ def unfused(spec: JobSpec) -> JobSpec:
     """The job with the components that were asked for."""
     if not any(component.members for component in spec.components):
         return spec
-    return replace(spec, components=tuple(chain.from_iterable(parts_of(component) for component in spec.components)))
-
-
-def parts_of(component: ComponentSpec) -> tuple[ComponentSpec, ...]:
-    """The members of a fused component; of any other itself."""
-    return component.members or (component,)
+    return replace(spec, components=tuple(chain.from_iterable(part.members or (part,) for part in spec.components)))
 
 
 def member_names(component: ComponentSpec) -> tuple[str, ...]:

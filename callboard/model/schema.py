@@ -176,8 +176,4 @@ def _marks(hint: Any) -> list[Any]:
     if marks:
         return marks + _marks(hint.__origin__)
     # A tuple's items are its kind's matter.
-    return [mark for side in get_args(hint) for mark in _marks(side)] if _is_union(hint) else []
-
-
-def _is_union(hint: Any) -> bool:
-    return type(None) in get_args(hint)
+    return [mark for side in get_args(hint) for mark in _marks(side)] if type(None) in get_args(hint) else []

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from google.protobuf.message import Message
@@ -96,13 +97,9 @@ def _writer(field: Any) -> Write | None:
         return None
     if inner.GetOptions().map_entry:
         return dict
-    one = resources_to_proto if inner.name == "Resources" else _made(GetMessageClass(inner))
+    one = resources_to_proto if inner.name == "Resources" else partial(message_of, GetMessageClass(inner))
 
     def write(value: Any) -> Any:
         return [one(each) for each in value] if isinstance(value, tuple | list) else one(value)
 
     return write
-
-
-def _made(kind: type[Message]) -> Write:
-    return lambda record: message_of(kind, record)

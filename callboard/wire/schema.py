@@ -247,13 +247,10 @@ def _reader(field: Declared, described: Any) -> Read | None:
                 for index, message in enumerate(messages[: kind.most + 1])
             ]
         case Form.PLAIN:
-            return (lambda items, _reader, _place: list(items)) if _is_list(described) else None
+            is_list = not described.has_presence and isinstance(described.default_value, list)
+            return (lambda items, _reader, _place: list(items)) if is_list else None
         case form:
             return _READERS[form]
-
-
-def _is_list(described: Any) -> bool:
-    return not described.has_presence and isinstance(described.default_value, list)
 
 
 _READERS: Mapping[Form, Read] = {

@@ -175,7 +175,7 @@ async def test_the_copy_is_what_the_live_one_is_whatever_came_in_between(
                 case 1 if driver.state.jobs:
                     uid = chance.choice(sorted(driver.state.jobs))
                     await driver.ask(
-                        lambda now_ms, cause, uid=uid: JobCancelled(now_ms=now_ms, cause=cause, uid=uid),  # type: ignore[misc]
+                        lambda now_ms, cause, uid=uid: JobCancelled(now_ms=now_ms, cause=cause, uid=uid),
                         lambda _: None,
                         source="test",
                     )
@@ -183,7 +183,7 @@ async def test_the_copy_is_what_the_live_one_is_whatever_came_in_between(
                     node_id = chance.choice(sorted(driver.state.nodes))
                     with_it = chance.random() < 0.5
                     await driver.ask(
-                        lambda now_ms, cause, node_id=node_id, with_it=with_it: NodeCordoned(  # type: ignore[misc]
+                        lambda now_ms, cause, node_id=node_id, with_it=with_it: NodeCordoned(
                             now_ms=now_ms, cause=cause, node_id=node_id, cordoned=with_it
                         ),
                         lambda _: None,

@@ -104,7 +104,7 @@ def chart_lines(bars: Sequence[Bar], *, gpus: int, seconds: float, width: int) -
     lanes = dict(zip(bars, lanes_of(bars), strict=True))
     rows = []
     for label, band in zip(labels, bands, strict=True):
-        inside = [bar for bar in bars if _covers(bar, band)]
+        inside = [bar for bar in bars if bar.gpus and bar.first_gpu <= band[0] < bar.first_gpu + bar.gpus]
         # A bar that has its GPUs to itself is as high as they are.
         rows += [
             (label * (not lane), [bar for bar in inside if lanes[bar][1] == 1 or lanes[bar][0] == lane])
@@ -153,10 +153,6 @@ def _bands(bars: Iterable[Bar], gpus: int) -> Iterator[tuple[int, int]]:
             edges |= {bar.first_gpu, bar.first_gpu + bar.gpus}
     for first, end in pairwise(sorted(edges)):
         yield first, end - first
-
-
-def _covers(bar: Bar, band: tuple[int, int]) -> bool:
-    return bar.gpus > 0 and bar.first_gpu <= band[0] < bar.first_gpu + bar.gpus
 
 
 def _in_time(bars: Iterable[Bar]) -> list[Bar]:

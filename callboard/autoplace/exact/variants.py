@@ -216,12 +216,8 @@ def _meet(found: Found, i: int, j: int) -> bool:
     )
 
 
-def _traits(option: Option) -> tuple[object, ...]:
-    return option.extra, option.alone, option.peak, option.resident
-
-
 def _differs(options: OptionSet) -> bool:
-    return len({_traits(option) for option in options}) > 1
+    return len({(option.extra, option.alone, option.peak, option.resident) for option in options}) > 1
 
 
 def _halves(options: OptionSet) -> Iterator[OptionSet]:

@@ -40,10 +40,10 @@ from callboard.autoplace.problem.written import (
 )
 from callboard.model.cluster_text import parse_cluster
 from callboard.model.faults import InvalidInput
-from callboard.model.inputs.compounds import entries, list_of
-from callboard.model.inputs.located import Misfit, Misfits, Refused, each, raise_any, shown
+from callboard.model.inputs.compounds import list_of, table
+from callboard.model.inputs.located import Misfit, Misfits, Refused, each, shown
 from callboard.model.inputs.reading import Input, check, faults_of, read
-from callboard.model.inputs.scalars import Flag, Text, choice, label, name, whole
+from callboard.model.inputs.scalars import Flag, Text, choice, label, whole
 from callboard.model.schema import ANY, Kind
 
 MAX_COMPONENTS = 64
@@ -145,15 +145,11 @@ class PlainComponentInput(Input):
 
 
 def _components(model: type[M]) -> Kind:
+    def read_one(value: object) -> M:
+        return check(model, {} if value is None else value)
+
     def read_each(value: object) -> dict[str, M]:
-        misfits: list[Misfit] = []
-        found: dict[str, M] = {}
-        for key, item in entries(value, "e.g. {rollout: {seconds_by_gpus: {8: 59.9}}}", MAX_COMPONENTS):
-            each(key, name, key, misfits)
-            component = each(key, partial(check, model), {} if item is None else item, misfits)
-            if component is not None:
-                found[key] = component
-        raise_any(misfits)
+        found = table(value, "e.g. {rollout: {seconds_by_gpus: {8: 59.9}}}", read_one, MAX_COMPONENTS)
         if not found:
             raise Refused("there is no component; write e.g. {rollout: {seconds_by_gpus: {8: 59.9}}}")
         return found

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from callboard.autoplace.problem.costs import Scaling
 from callboard.autoplace.problem.problem import Async, Edge, EdgeKind, Objective, Sync
-from callboard.model.inputs.compounds import entries
+from callboard.model.inputs.compounds import entries, table
 from callboard.model.inputs.located import Misfit, Refused, each, raise_any, shown
 from callboard.model.inputs.scalars import label, name
 from callboard.model.schema import Kind
@@ -113,15 +113,7 @@ def seconds_table(value: object) -> dict[int, float]:
 
 def pool_tables(value: object) -> dict[str, dict[int, float]]:
     """Measured seconds by GPU count, per pool."""
-    misfits: list[Misfit] = []
-    tables: dict[str, dict[int, float]] = {}
-    for pool, item in entries(value, "e.g. {h100: {8: 59.9}, l40: {8: 130}}"):
-        each(pool, label, pool, misfits)
-        table = each(pool, seconds_table, item, misfits)
-        if table is not None:
-            tables[pool] = table
-    raise_any(misfits)
-    return tables
+    return table(value, "e.g. {h100: {8: 59.9}, l40: {8: 130}}", seconds_table, key=label)
 
 
 def memory(value: object) -> dict[int, float] | float:

@@ -151,17 +151,14 @@ def _stages(problem: Problem, given: Sequence[Span], chunks: int) -> list[_Stage
     for members in stages_of(names, problem.edges):
         spans = tuple(by_name[name] for name in members)
         pieces = [span.work_seconds / chunks for span in spans]
-        sharing = [i for i, span in enumerate(spans) if any(_meet(span, o) for o in spans if o is not span)]
+        used = [set(span.gpu_ranks) for span in spans]
+        sharing = [i for i, own in enumerate(used) if any(own & other for other in used if other is not own)]
         if sharing:
             # Those on the same GPUs take turns: one worker that needs the sum.
             together = sum(pieces[i] for i in sharing)
             pieces = [together, *(piece for i, piece in enumerate(pieces) if i not in sharing)]
         found.append(_Stage(members, spans, tuple(pieces), sum(span.overhead_seconds for span in spans)))
     return found
-
-
-def _meet(one: Span, other: Span) -> bool:
-    return bool(set(one.gpu_ranks) & set(other.gpu_ranks))
 
 
 def _simulated(problem: Problem, stages: Sequence[_Stage]) -> float:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 
-from callboard.controller.convert.workers import STOP_KINDS
 from callboard.model.names import WORKER_PORTS
 from callboard.model.specs import WorkerPlace
 from callboard.scheduler.records.commands import Command, CreateGroup, RemoveGroup, ReservePort, StartWorker, StopWorker
@@ -12,6 +11,7 @@ from callboard.scheduler.records.job_records import CheckpointRecord, WorkerReco
 from callboard.scheduler.records.pool_records import BundleRecord
 from callboard.v1 import agent_pb2, common_pb2
 from callboard.wire.alike import message_of
+from callboard.wire.enums import to_wire
 
 _ANYWHERE = WorkerPlace(node_id="")
 
@@ -62,7 +62,7 @@ def rendezvous_port(job: str, component: str, attempt: int) -> int:
 def _start_worker(command: StartWorker) -> agent_pb2.StartWorker:
     worker, component = command.worker, command.component
     place = component.place_of(worker.rank) or _ANYWHERE
-    message = message_of(
+    return message_of(
         agent_pb2.StartWorker,
         component,
         worker=worker_key(worker),
@@ -86,17 +86,12 @@ def _start_worker(command: StartWorker) -> agent_pb2.StartWorker:
         hardware_json=place.hardware_json,
         secret_names=[name for name, _ in component.secret_env],
         preload=command.preload,
-        checkpoint=None,
+        checkpoint=None if command.checkpoint is None else _checkpoint(command.checkpoint),
     )
-    if command.checkpoint is not None:
-        message.checkpoint.CopyFrom(_checkpoint(command.checkpoint))
-    return message
 
 
 def _checkpoint(record: CheckpointRecord) -> agent_pb2.Checkpoint:
-    if record.uri:
-        return agent_pb2.Checkpoint(uri=record.uri)
-    return agent_pb2.Checkpoint(data=record.data)
+    return agent_pb2.Checkpoint(uri=record.uri) if record.uri else agent_pb2.Checkpoint(data=record.data)
 
 
 def _stop_worker(command: StopWorker) -> agent_pb2.StopWorker:
@@ -104,7 +99,7 @@ def _stop_worker(command: StopWorker) -> agent_pb2.StopWorker:
         agent_pb2.StopWorker,
         command,
         worker=common_pb2.WorkerKey(job_id=command.job, component=command.component, rank=command.rank),
-        kind=STOP_KINDS[command.stop_kind],
+        kind=None if command.stop_kind is None else to_wire(agent_pb2.StopKind, command.stop_kind),
     )
 
 

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from callboard._version import __version__
-from callboard.controller.convert.workers import WORKER_STATES
 from callboard.model.faults import Fault, InvalidInput
 from callboard.model.names import NAME_PATTERN, OWN_LABELS, is_custom_resource, is_label, is_name
 from callboard.model.quantities import MAX_MEMORY_BYTES, MILLI, pieces
@@ -19,6 +18,7 @@ from callboard.model.ray_fault import MAX_TEXT as MAX_FAULT_TEXT
 from callboard.model.ray_fault import RayFault, RayFaultCode
 from callboard.scheduler.records.events import NodeJoined, RunningWorker
 from callboard.scheduler.records.node_record import DeviceInfo, HardwareInfo, RayInfo
+from callboard.scheduler.records.states import WorkerState
 from callboard.v1 import agent_pb2, common_pb2
 from callboard.wire.alike import record_of
 from callboard.wire.amounts import labels_from_proto, resources_from_proto
@@ -96,7 +96,7 @@ def joined(hello: agent_pb2.Hello, now_ms: int, cause: str, *, address: str, pre
                 job=worker.worker.job_id,
                 component=worker.worker.component,
                 rank=worker.worker.rank,
-                state=WORKER_STATES[worker.state],
+                state=_WORKER_STATES[worker.state],
             )
             for worker in hello.workers
         ),
@@ -105,6 +105,13 @@ def joined(hello: agent_pb2.Hello, now_ms: int, cause: str, *, address: str, pre
         hello_clock_ms=max(hello.clock_ms, 0),
         closed=closed_devices(hello.devices.states),
     )
+
+
+_WORKER_STATES = {
+    agent_pb2.AgentWorkerState.Value(f"AGENT_WORKER_STATE_{state}"): state
+    for state in (WorkerState.STARTING, WorkerState.READY, WorkerState.STOPPING, WorkerState.QUARANTINED)
+}
+"""What an agent says of a worker it still answers for."""
 
 
 def device_states(states: Sequence[common_pb2.DeviceState]) -> dict[int, common_pb2.DeviceState]:
@@ -265,7 +272,7 @@ def _worker_faults(hello: agent_pb2.Hello) -> Iterator[Fault]:
     generations = [worker.generation for worker in hello.workers]
     if any(generation <= 0 for generation in generations) or len(set(generations)) != len(generations):
         yield Fault("workers", "generations must be positive and different")
-    if any(worker.state not in WORKER_STATES for worker in hello.workers):
+    if any(worker.state not in _WORKER_STATES for worker in hello.workers):
         yield Fault("workers", "every worker needs a state")
 
 

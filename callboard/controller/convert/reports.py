@@ -6,10 +6,10 @@ Long texts are cut rather than refused: a report that can't be taken would be se
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-from callboard.controller.convert.workers import STOP_OUTCOMES, USER_FAULTS
 from callboard.scheduler.records.commands import Command, CreateGroup, ReservePort, StartWorker
 from callboard.scheduler.records.events import (
     Event,
@@ -17,6 +17,7 @@ from callboard.scheduler.records.events import (
     GroupFound,
     GroupReady,
     GroupRemoved,
+    Make,
     PortReserved,
     WorkerExited,
     WorkerFinished,
@@ -28,9 +29,15 @@ from callboard.scheduler.records.events import (
 from callboard.scheduler.records.states import StopOutcome
 from callboard.v1 import agent_pb2
 from callboard.wire.alike import record_of
+from callboard.wire.enums import words_of
 
 About = dict[str, Any]
 """What an event says of itself, and of which node or group."""
+
+USER_FAULTS = frozenset({agent_pb2.START_FAILURE_IMPORT, agent_pb2.START_FAILURE_CONSTRUCTOR})
+"""Failures of the user's own code: starting again helps nobody."""
+
+STOP_OUTCOMES = words_of(agent_pb2.StopOutcome.DESCRIPTOR, StopOutcome)
 
 MAX_TRACEBACK = 64 << 10
 MAX_STDERR_TAIL = 4 << 10
@@ -40,29 +47,26 @@ MAX_AGO_MS = 600_000
 """Bounds that the protocol states; what a worker printed or left must not fill the journal."""
 
 
-def event_of(report: agent_pb2.Report, node_id: str, now_ms: int, cause: str) -> Event | None:
-    """The event of a report about a worker or a placement group; None for one that is about something else."""
+def event_of(report: agent_pb2.Report, node_id: str) -> Make | None:
+    """What makes the event of a report about a worker or a placement group; None where it is of something else."""
     what = report.WhichOneof("content")
     if what is None or what not in _MAKERS:
         return None
-    said, about = getattr(report, what), {"now_ms": now_ms, "cause": cause}
-    if what.startswith("placement_group_"):
-        return _MAKERS[what](said, about | {"group_id": _cut(said.placement_group_id)})
-    return _MAKERS[what](said, about | {"node_id": node_id})
+    said, maker = getattr(report, what), _MAKERS[what]
+    whose = {"group_id": _cut(said.placement_group_id)} if what.startswith("placement_group_") else {"node_id": node_id}
+    return lambda now_ms, cause: maker(said, {"now_ms": now_ms, "cause": cause, **whose})
 
 
-def refused_event(command: Command, node_id: str, message: str, now_ms: int, cause: str) -> Event | None:
-    """What it means that the agent refused ``command``; None when it stays owed and is sent again (PG-05)."""
+def refused_event(command: Command, node_id: str, message: str) -> Make | None:
+    """What makes the event of an agent's refusal of ``command``; None when it stays owed and is sent again (PG-05)."""
     why = f"the agent of {node_id} refused: {_cut(message)}"
     if isinstance(command, StartWorker):
-        return WorkerStartFailed(
-            now_ms=now_ms, cause=cause, node_id=node_id, generation=command.worker.generation, message=why
-        )
+        return partial(WorkerStartFailed, node_id=node_id, generation=command.worker.generation, message=why)
     if isinstance(command, ReservePort):
         # Its agent is older, or has no port left: the workers start with one that nobody looked at.
-        return PortReserved(now_ms=now_ms, cause=cause, node_id=node_id, generation=command.worker.generation)
+        return partial(PortReserved, node_id=node_id, generation=command.worker.generation)
     if isinstance(command, CreateGroup):
-        return GroupFailed(now_ms=now_ms, cause=cause, group_id=command.group_id, attempt=command.attempt, message=why)
+        return partial(GroupFailed, group_id=command.group_id, attempt=command.attempt, message=why)
     return None
 
 

@@ -24,14 +24,14 @@ from callboard.controller.journal.commits import Commits, store_failed
 from callboard.controller.journal.journal import Followed, Following, Journal, not_leader
 from callboard.controller.journal.state_dir import StoreFailed
 from callboard.controller.loop.clock import Clock
-from callboard.controller.loop.inbox import Ask, Inbox, Make, new_cause
+from callboard.controller.loop.inbox import Ask, Inbox, new_cause
 from callboard.controller.loop.liveness import HELD_UP_S
 from callboard.controller.loop.questions import MOST_WAITING, Questions
 from callboard.model.durations import Backoff
 from callboard.model.faults import InvalidInput
 from callboard.scheduler import Outcome, Scheduler, State
 from callboard.scheduler.records.commands import Command
-from callboard.scheduler.records.events import ControllerStarted, Event, Tick
+from callboard.scheduler.records.events import ControllerStarted, Event, Make, Tick
 from callboard.scheduler.records.job_records import Change, EventRecord
 from callboard.scheduler.records.refusals import ImpossibleTransition, Refusal
 from callboard.wire.refusals import CallboardError, ErrorReason, InternalError, LimitReached, Unavailable
@@ -211,7 +211,7 @@ class Driver:
             Unavailable, LimitReached: as :meth:`question` does.
         """
         self.check_serving()
-        event = make(self.now_ms(), "trial")
+        event = make(now_ms=self.now_ms(), cause="trial")
         await self.question(lambda scheduler: scheduler.rehearse(event))
         return event
 
@@ -370,7 +370,7 @@ class Driver:
             return  # its caller went away before anything was decided
         began = time.perf_counter()
         try:
-            self._handle(ask, ask.make(self.now_ms(), ask.cause), decided)
+            self._handle(ask, ask.make(now_ms=self.now_ms(), cause=ask.cause), decided)
             self._measured("decision", time.perf_counter() - began)
         except Refusal as refusal:
             self._refuse(ask, refusal)

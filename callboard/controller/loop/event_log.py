@@ -11,6 +11,7 @@ from bisect import bisect_left
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from operator import attrgetter
 
 from callboard.model.faults import Fault, InvalidInput
 from callboard.scheduler.records.job_records import EventRecord
@@ -173,16 +174,12 @@ class EventLog:
         return found
 
     def _from_memory(self, first: int, limit: int) -> list[EventRecord]:
-        start = bisect_left(self._newest, first, key=_revision)
+        start = bisect_left(self._newest, first, key=attrgetter("revision"))
         return self._newest[start : start + limit]
 
     def _wake(self) -> None:
         self._more.set()
         self._more = asyncio.Event()
-
-
-def _revision(event: EventRecord) -> int:
-    return event.revision
 
 
 async def happens(event: asyncio.Event, within_s: float) -> bool:

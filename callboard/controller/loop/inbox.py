@@ -9,13 +9,10 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from callboard.scheduler import Outcome
-from callboard.scheduler.records.events import Event
+from callboard.scheduler.records.events import Make
 from callboard.wire.refusals import LimitReached, Unavailable, exception_for
 
 T = TypeVar("T")
-
-Make = Callable[[int, str], Event]
-"""Makes an event of the time (ms since 1970) and a cause id, at the moment it is handled."""
 
 
 @dataclass(slots=True, eq=False)

@@ -117,7 +117,7 @@ class AwaitedPlacements(Listener):
         while not self._is_seen():
             self._seen = basis = _Basis.of(self._driver.state, "")
             waiting = [(uid, basis.state.specs[uid].spec) for uid in basis.state.unplaced]
-            found = await asyncio.to_thread(uncollected, _on_nodes, waiting, basis.nodes)
+            found = await asyncio.to_thread(uncollected, list, on_nodes(waiting, basis.nodes))
             for uid, spec in found:
                 try:
                     await self._decided(basis, uid, spec)
@@ -172,10 +172,6 @@ async def resolving(
     raise InventoryChanged(
         f"nodes changed {MOST_TRIES} times while the placement of {spec.name} was compiled; try again"
     )
-
-
-def _on_nodes(waiting: Sequence[tuple[str, JobSpec]], nodes: Sequence[NodeRecord]) -> list[tuple[str, JobSpec]]:
-    return list(on_nodes(waiting, nodes))
 
 
 def _found(spec: JobSpec, first: JobSpec | None, nodes: Sequence[NodeRecord], roles: Roles) -> JobSpec | Exception:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 import grpc.aio
@@ -12,7 +13,6 @@ import structlog
 from callboard.controller.convert.hello import device_states
 from callboard.controller.convert.reports import event_of, refused_event
 from callboard.controller.loop.driver import Driver
-from callboard.controller.loop.inbox import Make
 from callboard.controller.options import ControllerOptions
 from callboard.controller.package_store import Packages
 from callboard.controller.sessions.execs import Execs
@@ -24,7 +24,7 @@ from callboard.model.faults import Fault, InvalidInput
 from callboard.model.names import is_name
 from callboard.scheduler import Outcome
 from callboard.scheduler.records.commands import Command
-from callboard.scheduler.records.events import Event, NodeLeft
+from callboard.scheduler.records.events import Make, NodeLeft
 from callboard.security.caller_roles import caller, check_node
 from callboard.security.certificates import BadCertificate
 from callboard.security.grants import BadGrant
@@ -182,11 +182,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         session.send(agent_pb2.SessionResponse(heartbeat_reply=reply))
 
     async def _goodbye(self, session: AgentSession, reason: str) -> None:
-        def make(now_ms: int, cause: str) -> NodeLeft:
-            return NodeLeft(
-                now_ms=now_ms, cause=cause, node_id=session.node_id, epoch=session.epoch, reason=reason[:512]
-            )
-
+        make = partial(NodeLeft, node_id=session.node_id, epoch=session.epoch, reason=reason[:512])
         answer = await self._driver.enqueue(make, lambda _: self._sessions.goodbye(session), source="goodbye")
         answer.add_done_callback(_read)
         # The agent waits for no answer: it counts also when its stream ends first.
@@ -226,21 +222,16 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
             return self._sessions.ray_events(session, agent_pb2.RayNode())
         if what == "command_refused":
             return self._refused(session, command, report.command_refused.message)
-        if event_of(report, session.node_id, 0, "") is None:
+        make = event_of(report, session.node_id)
+        if make is None:
             log.warning("a report of an unknown kind is ignored", node=session.node_id, kind=what)
             return []
-
-        def make(now_ms: int, cause: str) -> Event:
-            event = event_of(report, session.node_id, now_ms, cause)
-            assert event is not None
-            return event
-
         return [make]
 
     def _is_owed_again(self, session: AgentSession, report: agent_pb2.Report, command: Command) -> bool:
         """Whether the report refuses a stop or a removal: that stays owed, and is asked for again after a while."""
         message = report.command_refused.message
-        if not report.HasField("command_refused") or refused_event(command, session.node_id, message, 0, ""):
+        if not report.HasField("command_refused") or refused_event(command, session.node_id, message):
             return False
         fresh = Backoff(self.resend_first_s, RESEND_LONGEST_S)
         wait_s = session.refusals.setdefault(command.command_id, fresh).next_s()
@@ -252,12 +243,8 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         if command is None:
             return []
         log.warning("a command was refused", node=session.node_id, command=command.command_id, why=message[:512])
-
-        def make(now_ms: int, cause: str) -> Event:
-            event = refused_event(command, session.node_id, message, now_ms, cause)
-            assert event is not None
-            return event
-
+        make = refused_event(command, session.node_id, message)
+        assert make is not None, "what stays owed is asked for again"
         return [make]
 
     def _settle(self, session: AgentSession, report_id: str, done: asyncio.Future[None] | None) -> None:

@@ -187,7 +187,7 @@ class Guard(grpc.aio.ServerInterceptor):
             "request_deserializer": None,  # the message comes as bytes, and is decoded once its sender is known
             "response_serializer": handler.response_serializer,
         }
-        decode = handler.request_deserializer or _as_it_is
+        decode = handler.request_deserializer or (lambda message: message)
         if (unary := handler.unary_unary) is not None:
             return grpc.unary_unary_rpc_method_handler(self._unary(unary, method, decode), **serializers)
         if (streamed := handler.unary_stream) is not None:
@@ -365,10 +365,6 @@ def _certificate(context: Context) -> bytes:
     """The certificate that the caller showed, in PEM; empty: none."""
     shown = context.auth_context().get("x509_pem_cert")
     return next(iter(shown), b"") if shown else b""
-
-
-def _as_it_is(message: Any) -> Any:
-    return message
 
 
 def _subject(request: Any) -> str:

@@ -7,6 +7,7 @@ import shlex
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
+from functools import partial
 from typing import Any, TypeVar
 
 import grpc.aio
@@ -72,12 +73,12 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         outputs: OutputReads,
         options: ControllerOptions,
         *,
-        new_uid: Callable[[], str] | None = None,
+        new_uid: Callable[[], str] = lambda: f"j-{uuid.uuid4().hex}",
     ) -> None:
         self._driver = driver
         self._outputs = outputs
         self._options = options
-        self._new_uid = new_uid or _fresh_uid
+        self._new_uid = new_uid
         self._gauges = GaugeBoard()
         self.packages: Packages | None = None
         self.traces: Traces | None = None
@@ -156,7 +157,7 @@ class JobService(job_pb2_grpc.JobServiceServicer):
             for job in state.jobs.values()
             if (after is None or job.order < after)
             and (not states or job.state in states)
-            and (not request.pool or _is_in(state, job, request.pool))
+            and (not request.pool or request.pool in pools_of(state, job))
             and (not who.in_pools_only or sees_job(state, job, who.name))
         ]
         jobs.sort(key=lambda job: -job.order)
@@ -290,7 +291,7 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         if not any(component.scaling for component in state.specs[job.uid].spec.components):
             return job_pb2.ReportSignalsResponse()
         scaled = await self._driver.ask(
-            lambda now_ms, cause: SignalsReported(now_ms=now_ms, cause=cause, uid=job.uid, gauges=known),
+            partial(SignalsReported, uid=job.uid, gauges=known),
             lambda outcome: dict(outcome.result),
             source="signals",
         )
@@ -417,19 +418,11 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         return job_message(state.jobs[uid], state)
 
 
-def _fresh_uid() -> str:
-    return f"j-{uuid.uuid4().hex}"
-
-
 def _found(state: State, wanted: str) -> JobRecord:
     job = state.find_job(wanted)
     if job is None:
         raise NotFound(f"there is no job {wanted}", metadata={"subject": f"jobs/{wanted}"})
     return job
-
-
-def _is_in(state: State, job: JobRecord, pool: str) -> bool:
-    return pool in pools_of(state, job)
 
 
 def _states(request: job_pb2.ListJobsRequest) -> frozenset[JobState]:

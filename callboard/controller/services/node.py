@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -120,7 +121,7 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
         """Forgets a node that is gone."""
         node_id = id_of(request.name, "nodes")
         return await self._driver.ask(
-            lambda now_ms, cause: NodeRemoved(now_ms=now_ms, cause=cause, node_id=node_id),
+            partial(NodeRemoved, node_id=node_id),
             lambda _: node_pb2.RemoveNodeResponse(),
             source="node",
         )
@@ -139,9 +140,7 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
     async def _cordon(self, name: str, *, cordoned: bool, devices: tuple[int, ...] = ()) -> node_pb2.Node | None:
         node_id = id_of(name, "nodes")
         return await self._driver.ask(
-            lambda now_ms, cause: NodeCordoned(
-                now_ms=now_ms, cause=cause, node_id=node_id, cordoned=cordoned, devices=devices
-            ),
+            partial(NodeCordoned, node_id=node_id, cordoned=cordoned, devices=devices),
             lambda _: self._message(node_id),
             source="node",
         )

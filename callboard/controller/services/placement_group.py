@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import grpc.aio
@@ -65,9 +66,7 @@ class PlacementGroupService(placement_group_pb2_grpc.PlacementGroupServiceServic
         """Removes an idle group, or one that is used as soon as it isn't."""
         group_id = id_of(request.name, "placementGroups")
         group = await self._driver.ask(
-            lambda now_ms, cause: GroupDeleted(
-                now_ms=now_ms, cause=cause, group_id=group_id, when_free=request.when_free
-            ),
+            partial(GroupDeleted, group_id=group_id, when_free=request.when_free),
             lambda _: self._message(group_id),
             source="group",
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import grpc.aio
@@ -32,10 +33,10 @@ class PoolService(pool_pb2_grpc.PoolServiceServicer):
         """Makes a pool; an equal one that exists is returned."""
         spec = pool_spec_from_proto(request.pool_id, request.spec)
         if request.validate_only:
-            await self._driver.trial(lambda now_ms, cause: PoolCreated(now_ms=now_ms, cause=cause, spec=spec))
+            await self._driver.trial(partial(PoolCreated, spec=spec))
             return pool_pb2.CreatePoolResponse(pool=_planned(PoolRecord(spec=spec)))
         pool = await self._driver.ask(
-            lambda now_ms, cause: PoolCreated(now_ms=now_ms, cause=cause, spec=spec),
+            partial(PoolCreated, spec=spec),
             lambda _: self._message(spec.name),
             source="pool",
         )
@@ -89,9 +90,7 @@ class PoolService(pool_pb2_grpc.PoolServiceServicer):
         name = id_of(request.name, "pools")
         expected = version_of(request.etag)
         pool = await self._driver.ask(
-            lambda now_ms, cause: PoolDeleted(
-                now_ms=now_ms, cause=cause, name=name, force=request.force, expected_version=expected
-            ),
+            partial(PoolDeleted, name=name, force=request.force, expected_version=expected),
             lambda _: self._message(name),
             source="pool",
         )

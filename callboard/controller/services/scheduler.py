@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import grpc.aio
@@ -79,11 +80,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         self, request: scheduler_pb2.SetPolicyRequest, context: Context
     ) -> scheduler_pb2.SetPolicyResponse:
         policy = policy_from_proto(request.policy)
-        expected = version_of(request.etag)
-
-        def make(now_ms: int, cause: str) -> PolicySet:
-            return PolicySet(now_ms=now_ms, cause=cause, policy=policy, expected_version=expected)
-
+        make = partial(PolicySet, policy=policy, expected_version=version_of(request.etag))
         if request.validate_only:
             await self._driver.trial(make)
             return scheduler_pb2.SetPolicyResponse(policy=policy_to_proto(policy))

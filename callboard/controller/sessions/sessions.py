@@ -11,6 +11,7 @@ import asyncio
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import structlog
@@ -26,7 +27,6 @@ from callboard.controller.convert.hello import (
     ray_info,
 )
 from callboard.controller.loop.driver import Driver, Listener
-from callboard.controller.loop.inbox import Make
 from callboard.controller.loop.liveness import Liveness
 from callboard.controller.options import ControllerOptions
 from callboard.controller.sessions.admission import GONE, check_epoch, check_order, check_peers, unusual, welcome
@@ -37,6 +37,7 @@ from callboard.scheduler import Outcome
 from callboard.scheduler.records.commands import Command
 from callboard.scheduler.records.events import (
     Admission,
+    Make,
     NodeJoined,
     NodeLost,
     NodeObserved,
@@ -197,9 +198,7 @@ class Sessions(Listener):
         if node is None or all(getattr(node, name, ()) == value for name, value in seen.items()):
             return
         self._tell(
-            lambda now_ms, cause: NodeObserved(
-                now_ms=now_ms, cause=cause, node_id=session.node_id, epoch=session.epoch, **seen
-            ),
+            partial(NodeObserved, node_id=session.node_id, epoch=session.epoch, **seen),
             source="heartbeat",
         )
 
@@ -215,11 +214,7 @@ class Sessions(Listener):
         old = node.ray
         if old is not None and old.head and info is None:
             makes.append(_session_lost(old.session))
-        makes.append(
-            lambda now_ms, cause: NodeRayChanged(
-                now_ms=now_ms, cause=cause, node_id=session.node_id, epoch=session.epoch, ray=info, fault=fault
-            )
-        )
+        makes.append(partial(NodeRayChanged, node_id=session.node_id, epoch=session.epoch, ray=info, fault=fault))
         return makes
 
     def was_seen(self, node_id: str, report_id: str) -> bool:
@@ -250,9 +245,8 @@ class Sessions(Listener):
         if leaving and not suspected:
             return
         self._tell(
-            lambda now_ms, cause: NodeSuspected(
-                now_ms=now_ms,
-                cause=cause,
+            partial(
+                NodeSuspected,
                 node_id=node_id,
                 epoch=epoch,
                 suspected=suspected,
@@ -271,7 +265,7 @@ class Sessions(Listener):
             session.close(Unavailable(f"node {node_id} was given up after {silent_ms} ms of silence; join again"))
         reason = f"not heard of for {silent_ms / 1000:.1f} s"
         self._tell(
-            lambda now_ms, cause: NodeLost(now_ms=now_ms, cause=cause, node_id=node_id, epoch=epoch, reason=reason),
+            partial(NodeLost, node_id=node_id, epoch=epoch, reason=reason),
             source="lease",
         )
 
@@ -362,9 +356,7 @@ class Sessions(Listener):
 
 def _session_lost(ray_session: str) -> Make:
     """Ray's head died, and with it every placement group and actor of its session."""
-    return lambda now_ms, cause: RaySessionLost(
-        now_ms=now_ms, cause=cause, session=ray_session, reason="the Ray session it was made in ended"
-    )
+    return partial(RaySessionLost, session=ray_session, reason="the Ray session it was made in ended")
 
 
 def _nothing(_outcome: Outcome) -> None:

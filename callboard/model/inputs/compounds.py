@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from callboard.model import names
 from callboard.model import names as environment
@@ -31,6 +31,8 @@ from callboard.model.quantities import (
     parse_milli,
 )
 from callboard.model.schema import Form, Kind, Secrecy
+
+R = TypeVar("R")
 
 MAX_ENTRIES = 64
 """Most entries of labels or of one amount of resources."""
@@ -64,6 +66,26 @@ def entries(value: object, what: str, most: int = MAX_ENTRIES) -> list[tuple[str
     return list(value.items())
 
 
+def table(
+    value: object, what: str, read: Callable[[Any], R], most: int = MAX_ENTRIES, *, key: Callable[[object], str] = name
+) -> dict[str, R]:
+    """The entries of a mapping, with the keys that ``key`` reads and the values that ``read`` does.
+
+    Raises:
+        ValueError: something else, or more than ``most`` of them.
+        Misfits: every fault of them.
+    """
+    misfits: list[Misfit] = []
+    found: dict[str, R] = {}
+    for stated, item in entries(value, what, most):
+        each(stated, key, stated, misfits)
+        inner = each(stated, read, item, misfits)
+        if inner is not None:
+            found[stated] = inner
+    raise_any(misfits)
+    return found
+
+
 def resources(value: object) -> Resources:
     """Amounts of one worker or bundle: not negative, whole devices above one. And which GPUs they are for."""
     return _stated(value).amounts
@@ -84,14 +106,7 @@ def quota(value: object) -> tuple[tuple[str, int], ...]:
 
 def labels(value: object) -> names.Labels:
     """Label keys and values."""
-    misfits: list[Misfit] = []
-    read: list[tuple[str, str]] = []
-    for key, found in entries(value, "e.g. {role: train}"):
-        each(key, label, key, misfits)
-        each(key, label, found, misfits)
-        read.append((key, found))
-    raise_any(misfits)
-    return tuple(sorted(read))
+    return tuple(sorted(table(value, "e.g. {role: train}", label, key=label).items()))
 
 
 def env(value: object) -> names.Labels:

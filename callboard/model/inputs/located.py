@@ -62,7 +62,7 @@ def path_of(place: Place) -> str:
         elif _PLAIN_KEY.fullmatch(part):
             text += f".{part}" if text else part
         else:
-            text += f"[{_quoted(part)}]"
+            text += "[" + shown_text(part, quote='"') + "]"
     return text
 
 
@@ -91,10 +91,6 @@ def shown_text(text: str, *, quote: str = "'") -> str:
         text = f"{text[:40]}…{text[-10:]}"
     escaped = "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
     return f"{quote}{escaped}{quote}"
-
-
-def _quoted(key: str) -> str:
-    return shown_text(key, quote='"')
 
 
 def order_in(source: object, place: Place) -> tuple[int, ...]:

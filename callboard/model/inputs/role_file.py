@@ -23,11 +23,11 @@ from typing import Annotated, Any
 
 from callboard.model.cluster_text import NodeText, parse_cluster
 from callboard.model.faults import Fault, InvalidInput
-from callboard.model.inputs.compounds import entries, resources
+from callboard.model.inputs.compounds import resources, table
 from callboard.model.inputs.located import Misfit, Misfits, Refused, each, raise_any, shown
 from callboard.model.inputs.pool import PoolInput
 from callboard.model.inputs.reading import Input, check, read
-from callboard.model.inputs.scalars import name, text, whole
+from callboard.model.inputs.scalars import text, whole
 from callboard.model.inputs.source import read_yaml
 from callboard.model.quantities import Resources
 from callboard.model.roles import PRESETS, RoleFile, RolePreset
@@ -68,18 +68,12 @@ def read_role_file(path: Path) -> RoleFile:
 
 
 def _roles(value: object) -> dict[str, RolePreset]:
-    misfits: list[Misfit] = []
-    found: dict[str, RolePreset] = {}
-    for role, stated in entries(value, "e.g. {simulator: {cpu: 2, max_concurrency: 20}}", MAX_ROLES):
-        each(role, name, role, misfits)
-        preset = each(role, lambda given, role=role: _preset(role, given), stated, misfits)  # type: ignore[misc]
-        if preset is not None:
-            found[role] = preset
-    raise_any(misfits)
-    return found
+    found = table(value, "e.g. {simulator: {cpu: 2, max_concurrency: 20}}", _preset, MAX_ROLES)
+    return {role: replace(preset, role=role) for role, preset in found.items()}
 
 
-def _preset(role: str, stated: Any) -> RolePreset:
+def _preset(stated: Any) -> RolePreset:
+    """The preset that these keys make, without its name."""
     if not isinstance(stated, Mapping):
         raise Refused(f"{shown(stated)} is not a mapping; write e.g. {{cpu: 2, gpu: 1, max_concurrency: 1}}")
     misfits: list[Misfit] = []
@@ -88,27 +82,16 @@ def _preset(role: str, stated: Any) -> RolePreset:
         amounts = resources({key: value for key, value in stated.items() if key not in ("max_concurrency", "profile")})
     except Misfits as error:
         misfits.extend(error.found)
-    limit = each("max_concurrency", _concurrency, stated.get("max_concurrency", DEFAULT_CONCURRENCY), misfits)
+    limit = each("max_concurrency", whole(1, 10_000).read, stated.get("max_concurrency", DEFAULT_CONCURRENCY), misfits)
     profile = each("profile", text, stated.get("profile", ""), misfits)
     if amounts is None or limit is None or profile is None or misfits:
         raise Misfits(misfits)
-    return RolePreset(role, amounts, limit, profile)
-
-
-def _concurrency(value: object) -> int:
-    return int(whole(1, 10_000).read(value))
+    return RolePreset("", amounts, limit, profile)
 
 
 def _pools(value: object) -> tuple[PoolSpec, ...]:
-    misfits: list[Misfit] = []
-    found: list[PoolSpec] = []
-    for pool, stated in entries(value, "e.g. {cpu_pool: {nominal: {cpu: 64}}}", MAX_POOLS):
-        named = each(pool, name, pool, misfits)
-        spec = each(pool, _pool, stated, misfits)
-        if named is not None and spec is not None:
-            found.append(replace(spec, name=named))
-    raise_any(misfits)
-    return tuple(found)
+    found = table(value, "e.g. {cpu_pool: {nominal: {cpu: 64}}}", _pool, MAX_POOLS)
+    return tuple(replace(spec, name=pool) for pool, spec in found.items())
 
 
 def _pool(stated: Any) -> PoolSpec:

@@ -63,7 +63,7 @@ def text(value: object) -> str:
     """A text; numbers and truth values are refused, because YAML turned ``1.10`` into 1.1 and ``no`` into false."""
     if not isinstance(value, str):
         raise Refused(f"{shown(value)} is not a text; put it in quotes if it is meant as one")
-    if "\x00" in value or not _encodable(value):
+    if "\x00" in value or any("\ud800" <= char <= "\udfff" for char in value):
         raise Refused(f"{shown(value)} has a character that no variable or message can carry")
     return value
 
@@ -217,15 +217,7 @@ def whole_or_unlimited(maximum: int) -> Kind:
 
 def milli(minimum: int, maximum: int) -> Kind:
     """A number with up to three decimals, as milli-units from ``minimum`` to ``maximum``."""
-
-    def read(value: object) -> int:
-        number = value.amount if isinstance(value, Exact) else _parsed(parse_milli, value)
-        if not minimum <= number <= maximum:
-            bounds = f"{format_milli(minimum)} to {format_milli(maximum)}"
-            raise Refused(f"{format_milli(number)} is out of bounds; {bounds} is allowed")
-        return number
-
-    return Kind(read, show=plain_number, form=Form.EXACT)
+    return Kind(_bounded(parse_milli, format_milli, minimum, maximum), show=plain_number, form=Form.EXACT)
 
 
 def plain_number(milli: int) -> int | float:
@@ -236,15 +228,21 @@ def plain_number(milli: int) -> int | float:
 
 def duration(minimum_ms: int, maximum_ms: int) -> Kind:
     """A duration, as milliseconds from ``minimum_ms`` to ``maximum_ms``."""
+    read = _bounded(parse_duration_ms, format_duration_ms, minimum_ms, maximum_ms)
+    return Kind(read, show=format_duration_ms, form=Form.EXACT)
 
+
+def _bounded(
+    parse: Callable[[Any], int], written: Callable[[int], str], minimum: int, maximum: int
+) -> Callable[[object], int]:
     def read(value: object) -> int:
-        number = value.amount if isinstance(value, Exact) else _parsed(parse_duration_ms, value)
-        if not minimum_ms <= number <= maximum_ms:
-            bounds = f"{format_duration_ms(minimum_ms)} to {format_duration_ms(maximum_ms)}"
-            raise Refused(f"{_duration_text(number)} is out of bounds; {bounds} is allowed")
+        number = value.amount if isinstance(value, Exact) else _parsed(parse, value)
+        if not minimum <= number <= maximum:
+            bounds = f"{written(minimum)} to {written(maximum)}"
+            raise Refused(f"{written(number)} is out of bounds; {bounds} is allowed")
         return number
 
-    return Kind(read, show=format_duration_ms, form=Form.EXACT)
+    return read
 
 
 def choice(ours: type[E], *, lower: bool = False) -> Kind:
@@ -290,14 +288,6 @@ def _parsed(parse: Callable[[Any], int], value: object) -> int:
         return parse(value)
     except QuantityError as error:
         raise Refused(str(error)) from None
-
-
-def _duration_text(number_ms: int) -> str:
-    return format_duration_ms(number_ms) if number_ms >= 0 else f"-{format_duration_ms(-number_ms)}"
-
-
-def _encodable(value: str) -> bool:
-    return not any("\ud800" <= char <= "\udfff" for char in value)
 
 
 Text = Annotated[str, Kind(text, unsaid="")]

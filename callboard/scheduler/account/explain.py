@@ -154,18 +154,13 @@ def explain_spec(state: State, spec: JobSpec, now_ms: int) -> Explanation:
 
 def unschedulable(state: State, spec: JobSpec) -> Explanation:
     """The account of a job that the nodes and quotas there are could never hold."""
-    reasons = unschedulable_reasons(state, spec)
+    reasons = tuple(blockers(state, View(state, Assumption(empty=True)), spec))
     unblock = remedies(state, spec, View(state, Assumption(empty=True)))
     # Where only quotas or group rules stand in the way, the nodes are not to blame.
     by_nodes = any(reason.subject.split("/")[0] == "nodes" for reason in reasons)
     what = f"no node could ever hold {spec.name}" if by_nodes else f"{spec.name} could never start"
     summary = f"{what}: {join([reason.message for reason in reasons])}"
     return Explanation("UNSCHEDULABLE", summary, reasons, unblock)
-
-
-def unschedulable_reasons(state: State, spec: JobSpec) -> tuple[Reason, ...]:
-    """Why the nodes and quotas there are could never hold a job."""
-    return tuple(blockers(state, View(state, Assumption(empty=True)), spec))
 
 
 def _account(state: State, uid: str, spec: JobSpec, since_ms: int, now_ms: int) -> Explanation:

@@ -49,7 +49,8 @@ def cluster_of(nodes: Iterable[NodeRecord]) -> Cluster:
                 node_id=node.node_id,
                 rank=node.rank,
                 accelerators=tuple(
-                    Accelerator(device.id, _type(device.model, simulated=node.simulated)) for device in node.devices
+                    Accelerator(device.id, "gpu" if node.simulated or not device.model else device.model.lower())
+                    for device in node.devices
                 ),
                 labels=node.labels,
                 node_group=node.node_group,
@@ -63,11 +64,6 @@ def cluster_of(nodes: Iterable[NodeRecord]) -> Cluster:
             if node.state not in GONE and node.capacity
         )
     )
-
-
-def _type(model: str, *, simulated: bool) -> str:
-    """What an accelerator is: its model in lower case."""
-    return "gpu" if simulated or not model else model.lower()
 
 
 def awaiting(spec: JobSpec, nodes: Iterable[NodeRecord]) -> JobSpec | None:

@@ -96,7 +96,7 @@ def by_rules(state: State, spec: JobSpec, preemptor: JobSpec, claims: Claims) ->
     outside = sorted(pool for pool in victim_pools if pool not in own_pools)
     if outside and all(pool in claims.reclaimable for pool in outside):
         return Verdict(Rule.RECLAIM, f"pool {outside[0]} uses quota borrowed from pool {preemptor.pool}")
-    if shielded(policy, spec, preemptor):
+    if label_rule(policy, spec, preemptor):
         return _no("LABEL_SHIELD", f"a label rule puts {spec.name} above {preemptor.name}")
     closed = [pool for pool in outside if is_protected(state, policy, pool)]
     if closed:
@@ -228,11 +228,6 @@ def label_rule(policy: PreemptionPolicy, winner: JobSpec, loser: JobSpec) -> str
     if not policy.enable_label_preemption:
         return ""
     return _beats(policy.label_rules, dict(winner.labels), dict(loser.labels))
-
-
-def shielded(policy: PreemptionPolicy, victim: JobSpec, preemptor: JobSpec) -> bool:
-    """Whether a rule on any key says that the victim beats the preemptor: then no number lets it be taken."""
-    return bool(label_rule(policy, victim, preemptor))
 
 
 def is_protected(state: State, policy: PreemptionPolicy, pool: str) -> bool:

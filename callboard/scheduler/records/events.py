@@ -7,6 +7,7 @@ leads to. What the event log says of it afterwards is another record: :class:`~.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from callboard.model.policy import PreemptionPolicy
 from callboard.model.quantities import Resources
@@ -22,6 +23,13 @@ class Event:
 
     now_ms: int
     cause: str = ""
+
+
+class Make(Protocol):
+    """Makes an event at the moment it is handled: most often a class of events, with all that is known before."""
+
+    def __call__(self, *, now_ms: int, cause: str) -> Event:
+        """The event."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -73,7 +73,7 @@ class Audit:
             if isinstance(change, Put) and isinstance(change.record, WorkerRecord):
                 jobs[change.record.job] = None
                 nodes[change.record.node_id] = None
-            elif change_kind(change) == "job":
+            elif (change.record if isinstance(change, Put) else change).kind == "job":
                 jobs[str(change.record.key if isinstance(change, Put) else change.key)] = None
             elif isinstance(change, Put) and isinstance(change.record, NodeRecord):
                 self._check_silent(change.record)
@@ -215,11 +215,6 @@ def _check_given_up(state: State, node: NodeRecord) -> None:
     for worker in state.workers_on(node.node_id):
         if worker.state in LIVE:
             raise RuleBroken("R5", f"{node.node_id} is given up and g{worker.generation} counts as there", worker.job)
-
-
-def change_kind(change: Change) -> str:
-    """The kind of record that a change is about."""
-    return change.record.kind if isinstance(change, Put) else change.kind
 
 
 def _check_gang(state: State, uid: str) -> None:

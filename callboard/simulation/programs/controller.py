@@ -23,7 +23,7 @@ from callboard.controller.loop.clock import Clock
 from callboard.controller.options import ControllerOptions, Limits
 from callboard.controller.services.guard import Guard
 from callboard.scheduler import Outcome, Refusal, Scheduler, State
-from callboard.scheduler.records.events import Event
+from callboard.scheduler.records.events import Event, Make
 from callboard.scheduler.records.job_records import Change
 from callboard.security.caller_roles import ANYBODY
 from callboard.security.gate import Gate
@@ -35,9 +35,6 @@ from callboard.simulation.world.site import Site
 from callboard.simulation.world.virtual_time import Process
 from callboard.v1 import agent_pb2
 from callboard.wire.refusals import CallboardError, Unavailable
-
-Make = Callable[[int, str], Event]
-"""Makes an event of the time and a cause."""
 
 Fail = Callable[[Exception], None]
 """Told why there is no answer."""

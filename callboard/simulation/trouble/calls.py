@@ -6,8 +6,9 @@ from collections.abc import Callable
 from random import Random
 
 from callboard.scheduler import Outcome
+from callboard.scheduler.records.events import Make
 from callboard.simulation.options import Fault
-from callboard.simulation.programs.controller import Controller, Make
+from callboard.simulation.programs.controller import Controller
 from callboard.simulation.world.site import Site
 from callboard.wire.refusals import Unavailable
 

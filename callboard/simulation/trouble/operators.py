@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from callboard.model.specs import StopPolicy
 from callboard.scheduler import Outcome
@@ -42,7 +43,7 @@ class Operators:
     def set_cordon(self, node_id: str, *, cordoned: bool) -> None:
         """Cordons a node, or takes that back, whatever it takes."""
         self._calls.call(
-            lambda now_ms, cause: ev.NodeCordoned(now_ms=now_ms, cause=cause, node_id=node_id, cordoned=cordoned),
+            partial(ev.NodeCordoned, node_id=node_id, cordoned=cordoned),
             again=lambda: self.set_cordon(node_id, cordoned=cordoned),
         )
 
@@ -63,7 +64,7 @@ class Operators:
 
         self._acknowledged.pool_goes(name)
         self._calls.call(
-            lambda now_ms, cause: ev.PoolDeleted(now_ms=now_ms, cause=cause, name=name, force=True),
+            partial(ev.PoolDeleted, name=name, force=True),
             deleted,
             again=lambda: self._delete_pool(name, then),
             refused=then,
@@ -73,7 +74,7 @@ class Operators:
         spec = shapes.pool_spec(name, self._gpus, self._chance)
         self._acknowledged.pool_comes(name)
         self._calls.call(
-            lambda now_ms, cause: ev.PoolCreated(now_ms=now_ms, cause=cause, spec=spec),
+            partial(ev.PoolCreated, spec=spec),
             lambda _: self._acknowledged.pool_created(name),
             again=lambda: self._create_pool(name),
         )
@@ -92,7 +93,7 @@ class Operators:
             if pool is not None and pool.spec == spec:
                 self._acknowledged.pool_changed(name, pool.spec_version)
 
-        self._calls.call(lambda now_ms, cause: ev.PoolUpdated(now_ms=now_ms, cause=cause, spec=spec), answered)
+        self._calls.call(partial(ev.PoolUpdated, spec=spec), answered)
 
     def _recreate_pool(self) -> None:
         """A pool is deleted with force, and made again when it is gone."""
@@ -115,13 +116,13 @@ class Operators:
 
     def _change_policy(self) -> None:
         policy = shapes.policy(self._chance)
-        self._calls.call(lambda now_ms, cause: ev.PolicySet(now_ms=now_ms, cause=cause, policy=policy))
+        self._calls.call(partial(ev.PolicySet, policy=policy))
 
     def _delete_group(self) -> None:
         groups = list(self._controller.scheduler.state.groups)
         if groups:
             group_id = self._chance.choice(groups)
-            self._calls.call(lambda now_ms, cause: ev.GroupDeleted(now_ms=now_ms, cause=cause, group_id=group_id))
+            self._calls.call(partial(ev.GroupDeleted, group_id=group_id))
 
     def _cordon(self) -> None:
         nodes = list(self._controller.scheduler.state.nodes)

@@ -6,12 +6,14 @@ answer it got.
 
 from __future__ import annotations
 
+from functools import partial
+
 from callboard.model.specs import JobSpec
 from callboard.scheduler import Outcome
 from callboard.scheduler.records import events as ev
+from callboard.scheduler.records.events import Make
 from callboard.scheduler.records.states import ENDED, JobState
 from callboard.simulation.checks.acknowledged import Acknowledged
-from callboard.simulation.programs.controller import Make
 from callboard.simulation.trouble import shapes
 from callboard.simulation.trouble.calls import Calls
 from callboard.simulation.world.rules import RuleBroken
@@ -71,9 +73,6 @@ class Workload:
         # Another uid with every try, as a controller would mint: the request id alone tells that it is the same.
         fresh = uid if times == 1 else f"{uid}.{times}"
 
-        def make(now_ms: int, cause: str) -> ev.Event:
-            return ev.JobSubmitted(now_ms=now_ms, cause=cause, uid=fresh, spec=spec, request_id=request_id)
-
         def answered(outcome: Outcome) -> None:
             accepted = str(outcome.result)
             self._acknowledged.submitted(accepted, request_id, accepted in self._controller.scheduler.state.jobs)
@@ -89,7 +88,9 @@ class Workload:
             if times > 1 and any(job.request_id == request_id for job in jobs):
                 raise RuleBroken("R6", f"request {request_id} was accepted, and is refused when it is repeated")
 
-        self._calls.call(make, answered, again, refused)
+        self._calls.call(
+            partial(ev.JobSubmitted, uid=fresh, spec=spec, request_id=request_id), answered, again, refused
+        )
 
     def _cancel(self) -> None:
         destroy = self._chance.random() < 0.2
@@ -97,14 +98,11 @@ class Workload:
             self._cancel_one(uid, destroy=destroy)
 
     def _cancel_one(self, uid: str, *, destroy: bool) -> None:
-        def make(now_ms: int, cause: str) -> ev.Event:
-            return ev.JobCancelled(now_ms=now_ms, cause=cause, uid=uid, destroy_groups=destroy)
-
-        self._end(make, uid)
+        self._end(partial(ev.JobCancelled, uid=uid, destroy_groups=destroy), uid)
 
     def _complete(self) -> None:
         if uid := self._some_job(JobState.RUNNING):
-            self._end(lambda now_ms, cause: ev.JobCompleted(now_ms=now_ms, cause=cause, uid=uid), uid)
+            self._end(partial(ev.JobCompleted, uid=uid), uid)
 
     def _end(self, make: Make, uid: str) -> None:
         self._calls.call(make, lambda _: self._acknowledged.over(uid), again=lambda: self._end(make, uid))
@@ -112,7 +110,7 @@ class Workload:
     def _preempt(self) -> None:
         uid, other = self._some_job(JobState.RUNNING), self._chance.choice([self._some_job(JobState.PENDING), ""])
         if uid:
-            self._calls.call(lambda now_ms, cause: ev.JobPreempted(now_ms=now_ms, cause=cause, uid=uid, for_uid=other))
+            self._calls.call(partial(ev.JobPreempted, uid=uid, for_uid=other))
 
     def _scale(self) -> None:
         uid = self._some_job(JobState.RUNNING)
@@ -121,18 +119,14 @@ class Workload:
         component = self._controller.scheduler.state.specs[uid].spec.components[0]
         if component.elastic:
             workers = self._chance.randint(component.min_workers, component.max_workers)
-            self._calls.call(
-                lambda now_ms, cause: ev.JobScaled(
-                    now_ms=now_ms, cause=cause, uid=uid, component=component.name, workers=workers
-                )
-            )
+            self._calls.call(partial(ev.JobScaled, uid=uid, component=component.name, workers=workers))
 
     def _renew(self) -> None:
         jobs = self._controller.scheduler.state.jobs
         uids = tuple(uid for uid in self._owned if uid in jobs and jobs[uid].state not in ENDED)
         self._owned = dict.fromkeys(uids)
         if uids:
-            self._calls.call(lambda now_ms, cause: ev.JobsRenewed(now_ms=now_ms, cause=cause, uids=uids))
+            self._calls.call(partial(ev.JobsRenewed, uids=uids))
 
     def _client_dies(self) -> None:
         if self._owned:
