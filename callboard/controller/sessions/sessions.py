@@ -197,10 +197,7 @@ class Sessions(Listener):
         node = self._driver.state.nodes.get(session.node_id)
         if node is None or all(getattr(node, name, ()) == value for name, value in seen.items()):
             return
-        self._tell(
-            partial(NodeObserved, node_id=session.node_id, epoch=session.epoch, **seen),
-            source="heartbeat",
-        )
+        self._tell(partial(NodeObserved, node_id=session.node_id, epoch=session.epoch, **seen), source="heartbeat")
 
     def ray_events(self, session: AgentSession, ray: agent_pb2.RayNode) -> list[Make]:
         """What it means that a node's part in Ray is now ``ray`` (empty: none); other agents are told where Ray is."""
@@ -264,10 +261,7 @@ class Sessions(Listener):
         if session is not None:
             session.close(Unavailable(f"node {node_id} was given up after {silent_ms} ms of silence; join again"))
         reason = f"not heard of for {silent_ms / 1000:.1f} s"
-        self._tell(
-            partial(NodeLost, node_id=node_id, epoch=epoch, reason=reason),
-            source="lease",
-        )
+        self._tell(partial(NodeLost, node_id=node_id, epoch=epoch, reason=reason), source="lease")
 
     # ---- inside ----
 
