@@ -13,14 +13,14 @@ import hashlib
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from callboard.controller.journal.commits import store_failed
 from callboard.controller.journal.state_dir import StoreFailed
-from callboard.model.faults import Fault, InvalidInput
 from callboard.model.inputs.scalars import PACKAGE
-from callboard.wire.refusals import InvalidRequest, LimitReached, NotFound
+from callboard.wire.refusals import LimitReached, NotFound, invalid
 
 if TYPE_CHECKING:
     from callboard.controller.journal.postgres import PostgresDatabase
@@ -36,30 +36,23 @@ PIECE_BYTES = 2 << 20
 Needed = Callable[[], Mapping[str, Collection[str]]]
 
 
+@dataclass(eq=False)
 class Packages:
-    """The packages of one controller."""
+    """The packages of one controller.
 
-    def __init__(
-        self,
-        folder: Path,
-        needed: Needed,
-        total_bytes: int = TOTAL_BYTES,
-        pool_bytes: int = POOL_BYTES,
-        shared: SharedPackages | None = None,
-    ) -> None:
-        """
-        Args:
-            needed: packages of the jobs that live, by pool.
-            total_bytes: what is kept of all of them.
-            pool_bytes: what the jobs of one pool may need.
-            shared: those that other controllers have, too.
-        """
-        self._folder = folder
-        self._needed = needed
-        self._total_bytes = total_bytes
-        self._pool_bytes = pool_bytes
-        self._shared = shared
-        self._one_at_a_time = asyncio.Lock()
+    Attributes:
+        needed: packages of the jobs that live, by pool.
+        total_bytes: what is kept of all of them.
+        pool_bytes: what the jobs of one pool may need.
+        shared: those that other controllers have, too.
+    """
+
+    folder: Path
+    needed: Needed
+    total_bytes: int = TOTAL_BYTES
+    pool_bytes: int = POOL_BYTES
+    shared: SharedPackages | None = None
+    _one_at_a_time: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def has(self, package: str) -> bool:
         """Whether it is there, whole."""
@@ -87,18 +80,18 @@ class Packages:
             LimitReached: its jobs need too much already.
             Unavailable: the database that controllers share can't be asked.
         """
-        before = self._needed().get(pool, ())
+        before = self.needed().get(pool, ())
         if set(packages) <= set(before):
             return
         needed, shared = {*before, *packages}, dict[str, int]()
-        if self._shared is not None and not all(self.has(each) for each in needed):
+        if self.shared is not None and not all(self.has(each) for each in needed):
             with _translated():
-                shared = await asyncio.to_thread(self._shared.sizes)
+                shared = await asyncio.to_thread(self.shared.sizes)
         held = sum(shared.get(_digest(each)) or self._size_of(each) for each in needed)
-        if held > self._pool_bytes:
+        if held > self.pool_bytes:
             raise LimitReached(
                 f"with this job the packages of pool {pool}'s living jobs would be {held >> 20} MiB; "
-                f"{self._pool_bytes >> 20} MiB are allowed. Wait for jobs to end, or name data in .callboardignore"
+                f"{self.pool_bytes >> 20} MiB are allowed. Wait for jobs to end, or name data in .callboardignore"
             )
 
     def _size_of(self, package: str) -> int:
@@ -118,14 +111,14 @@ class Packages:
         path = self._path(package)
         if not 0 < size <= MAX_PACKAGE_BYTES or len(data) > PIECE_BYTES:
             message = f"{size} bytes in pieces of {len(data)}; at most {MAX_PACKAGE_BYTES} in pieces of {PIECE_BYTES}"
-            raise InvalidRequest.of(InvalidInput([Fault("size_bytes", message)]))
+            raise invalid("size_bytes", message)
         async with self._one_at_a_time:
             if await self._is_sound(package):
                 await self._share(package)
                 return size
             if await self._fetched(package):
                 return size
-            self._folder.mkdir(mode=0o700, exist_ok=True)
+            self.folder.mkdir(mode=0o700, exist_ok=True)
             part = path.with_suffix(".part")
             there = part.stat().st_size if part.exists() else 0
             if not data or offset != there or there + len(data) > size:
@@ -140,31 +133,31 @@ class Packages:
             if digest != package:
                 part.unlink()
                 message = f"what was sent is {digest}; send it again"
-                raise InvalidRequest.of(InvalidInput([Fault("package", message)]))
+                raise invalid("package", message)
             part.replace(path)
             await self._share(package)
             return size
 
     async def _share(self, package: str) -> None:
         """Before its sender hears that it is kept: the job that needs it may be another controller's soon."""
-        if self._shared is not None:
+        if self.shared is not None:
             path, needed = self._path(package), self._all_needed()
             with _translated():
-                await asyncio.to_thread(self._shared.keep, package, path, needed, self._total_bytes)
+                await asyncio.to_thread(self.shared.keep, package, path, needed, self.total_bytes)
 
     async def _fetched(self, package: str) -> bool:
         """Whether another controller had taken it: then it is here now."""
-        if self._shared is None:
+        if self.shared is None:
             return False
         path = self._path(package)
         with _translated():
-            size = await asyncio.to_thread(self._shared.size_of, package)
+            size = await asyncio.to_thread(self.shared.size_of, package)
             if not size:
                 return False
-            self._folder.mkdir(mode=0o700, exist_ok=True)
+            self.folder.mkdir(mode=0o700, exist_ok=True)
             self._make_room(size)
             part = path.with_suffix(".part")
-            await asyncio.to_thread(self._shared.fetch, package, part)
+            await asyncio.to_thread(self.shared.fetch, package, part)
         if await asyncio.to_thread(_settled, part) != package:
             part.unlink()
             return False
@@ -198,17 +191,17 @@ class Packages:
     def _path(self, package: str) -> Path:
         match = PACKAGE.fullmatch(package)
         if match is None:
-            raise InvalidRequest.of(InvalidInput([Fault("package", f"{package[:100]!r} is not a package")]))
-        return self._folder / match[1]
+            raise invalid("package", f"{package[:100]!r} is not a package")
+        return self.folder / match[1]
 
     def _all_needed(self) -> set[str]:
-        return {package for some in self._needed().values() for package in some}
+        return {package for some in self.needed().values() for package in some}
 
     def _make_room(self, size: int) -> None:
-        files = sorted(self._folder.iterdir(), key=lambda path: path.stat().st_mtime)
+        files = sorted(self.folder.iterdir(), key=lambda path: path.stat().st_mtime)
         held = [(path.name, path.stat().st_size) for path in files]
-        for name in _given_up(held, self._all_needed(), size, self._total_bytes):
-            (self._folder / name).unlink()
+        for name in _given_up(held, self._all_needed(), size, self.total_bytes):
+            (self.folder / name).unlink()
 
 
 class SharedPackages:

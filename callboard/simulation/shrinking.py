@@ -85,36 +85,28 @@ def shrink(
     failure = first.run().failure
     if failure is None:
         return None
-    shrinker = _Shrinker(options, first, failure, until_s=clock() + within_s, make=make, clock=clock)
-    shrinker.work()
+    shrinker = _Shrinker(options, failure, clock() + within_s, make, clock)
+    shrinker.work(first)
     return Shrunk(shrinker.options, shrinker.failure, len(first.site.happened), shrinker.runs)
 
 
+@dataclass
 class _Shrinker:
-    def __init__(
-        self,
-        options: SimulationOptions,
-        first: Simulator,
-        failure: SimulationFailure,
-        *,
-        until_s: float,
-        make: Callable[[SimulationOptions], Simulator],
-        clock: Callable[[], float],
-    ) -> None:
-        self.options = replace(options, only=tuple(first.site.happened))
-        self.failure = failure
-        self.runs = 1
-        self._until_s = until_s
-        self._make = make
-        self._clock = clock
-        # It ends when it failed, however few events it takes to get there.
-        self._try(self._ended(self.options, first, failure))
+    options: SimulationOptions
+    failure: SimulationFailure
+    until_s: float
+    make: Callable[[SimulationOptions], Simulator]
+    clock: Callable[[], float]
+    runs: int = 1
 
     @property
     def _kept(self) -> tuple[str, ...]:
         return self.options.only or ()
 
-    def work(self) -> None:
+    def work(self, first: Simulator) -> None:
+        self.options = replace(self.options, only=tuple(first.site.happened))
+        # It ends when it failed, however few events it takes to get there.
+        self._try(self._ended(self.options, first, self.failure))
         kinds = Counter(name.rpartition(" ")[0] for name in self._kept)
         for kind, _ in kinds.most_common():
             self._keep([name for name in self._kept if name.rpartition(" ")[0] != kind])
@@ -126,7 +118,7 @@ class _Shrinker:
     def _halve(self) -> None:
         """Delta debugging: leaves out one part of many, smaller parts when none can be missed."""
         parts = 2
-        while len(self._kept) > 1 and self._clock() < self._until_s:
+        while len(self._kept) > 1 and self.clock() < self.until_s:
             size = -(-len(self._kept) // parts)
             for start in range(0, len(self._kept), size):
                 if self._keep([*self._kept[:start], *self._kept[start + size :]]):
@@ -144,10 +136,10 @@ class _Shrinker:
 
     def _try(self, options: SimulationOptions) -> bool:
         """Whether these options break the same rule; if so they are the ones to go on with."""
-        if self._clock() >= self._until_s:
+        if self.clock() >= self.until_s:
             return False
         self.runs += 1
-        simulator = self._make(options)
+        simulator = self.make(options)
         failure = simulator.run().failure
         if failure is None or failure.rule != self.failure.rule:
             return False

@@ -127,6 +127,11 @@ class InvalidRequest(CallboardError):
         return cls(f"{invalid.faults[0]}{more}" if count else str(invalid), faults=invalid.faults)
 
 
+def invalid(field: str, message: str) -> InvalidRequest:
+    """The refusal of one field."""
+    return InvalidRequest.of(InvalidInput([Fault(field, message)]))
+
+
 class NotFound(CallboardError):
     """The named object does not exist."""
 

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from itertools import islice
 from operator import attrgetter
 
-from callboard.model.faults import Fault, InvalidInput
 from callboard.scheduler.records.job_records import EventRecord
-from callboard.wire.refusals import InvalidRequest, LimitReached, RevisionCompacted, Unavailable
+from callboard.wire.refusals import LimitReached, RevisionCompacted, Unavailable, invalid
 
 CHUNK = 64
 """Most events in one message of a watch, and most that are looked at before others get their turn."""
@@ -116,8 +115,7 @@ class EventLog:
         """
         if start > self.revision + 1 or start < 0:
             # It can't be waited for: the client saw another log (another cluster, or a restored backup).
-            fault = Fault("start_revision", f"{start} lies beyond the log, which ends at {self.revision}")
-            raise InvalidRequest.of(InvalidInput([fault]))
+            raise invalid("start_revision", f"{start} lies beyond the log, which ends at {self.revision}")
         if self._watchers >= self._most_watchers:
             raise LimitReached(f"{self._most_watchers} watches are open already; close one")
         self._watchers += 1

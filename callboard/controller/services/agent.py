@@ -20,7 +20,6 @@ from callboard.controller.sessions.outputs import OutputReads
 from callboard.controller.sessions.session import AgentSession
 from callboard.controller.sessions.sessions import Sessions
 from callboard.model.durations import Backoff
-from callboard.model.faults import Fault, InvalidInput
 from callboard.model.names import is_name
 from callboard.scheduler import Outcome
 from callboard.scheduler.records.commands import Command
@@ -31,7 +30,7 @@ from callboard.security.grants import BadGrant
 from callboard.security.joining import Joining
 from callboard.security.places import UnsafeFile
 from callboard.v1 import agent_pb2, agent_pb2_grpc
-from callboard.wire.refusals import InternalError, InvalidRequest, Unavailable
+from callboard.wire.refusals import InternalError, InvalidRequest, Unavailable, invalid
 
 HELLO_TIMEOUT_S = 10.0
 """How long an open stream may stay silent before its Hello. It holds a slot and no node yet."""
@@ -120,7 +119,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         assert self.joining is not None, "this controller has no state directory"
         self._driver.check_serving()  # a standby's credentials are the leader's
         if not is_name(request.node_id):
-            raise InvalidRequest.of(InvalidInput([Fault("node_id", f"{request.node_id[:63]!r} can't be a node's id")]))
+            raise invalid("node_id", f"{request.node_id[:63]!r} can't be a node's id")
         try:
             return await asyncio.to_thread(self.joining.join, caller(), request)
         except (BadGrant, BadCertificate) as error:
@@ -141,7 +140,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         said = first.WhichOneof("message") if first is not None else None
         if first is None or said != "hello":
             why = f"the first message of an agent is a Hello, and here {said or 'none'} came; {ONLY_AGENTS}"
-            raise InvalidRequest.of(InvalidInput([Fault("message", why)]))
+            raise invalid("message", why)
         return first.hello
 
     async def _read(self, session: AgentSession, requests: AsyncIterator[agent_pb2.SessionRequest]) -> None:
@@ -162,11 +161,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
                 await self._goodbye(session, request.goodbye.reason)
                 return
             else:
-                raise InvalidRequest.of(
-                    InvalidInput(
-                        [Fault("message", f"{what or 'nothing'} is not expected after a Hello; {ONLY_AGENTS}")]
-                    )
-                )
+                raise invalid("message", f"{what or 'nothing'} is not expected after a Hello; {ONLY_AGENTS}")
 
     def _heartbeat(self, session: AgentSession, heartbeat: agent_pb2.Heartbeat) -> None:
         self._sessions.heard(session)
@@ -190,8 +185,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
 
     async def _report(self, session: AgentSession, report: agent_pb2.Report) -> None:
         if not report.report_id or len(report.report_id) > MAX_REPORT_ID:
-            fault = Fault("report.report_id", f"must have 1 to {MAX_REPORT_ID} characters")
-            raise InvalidRequest.of(InvalidInput([fault]))
+            raise invalid("report.report_id", f"must have 1 to {MAX_REPORT_ID} characters")
         if self._sessions.was_seen(session.node_id, report.report_id):
             session.acknowledge(report.report_id)
             return

@@ -11,11 +11,12 @@ from callboard.controller.journal.journal import not_leader
 from callboard.controller.loop.driver import Driver
 from callboard.controller.loop.event_log import EventLog, Filter, Progress
 from callboard.controller.options import ControllerOptions
-from callboard.controller.services.request_parts import DEFAULT_PAGE, LARGEST_PAGE, invalid, is_member, is_member_of
+from callboard.controller.services.request_parts import DEFAULT_PAGE, LARGEST_PAGE, is_member, is_member_of
 from callboard.scheduler.records.job_records import EventRecord
 from callboard.security.caller_roles import Identity, caller
 from callboard.v1 import event_pb2, event_pb2_grpc
 from callboard.wire.alike import message_of, timestamp
+from callboard.wire.refusals import invalid
 
 MOST_TYPES = 32
 LOOKED_AT = 10_000

@@ -24,7 +24,6 @@ from callboard.controller.services.request_parts import (
     MAX_REQUEST_ID,
     check_member,
     id_of,
-    invalid,
     output_selection,
     page_of,
     pools_of,
@@ -52,7 +51,7 @@ from callboard.scheduler.records.states import ENDED, JobState
 from callboard.security.caller_roles import caller
 from callboard.v1 import common_pb2, job_pb2, job_pb2_grpc
 from callboard.wire.enums import from_wire
-from callboard.wire.refusals import DeadlineExceeded, LimitReached, NotFound
+from callboard.wire.refusals import DeadlineExceeded, LimitReached, NotFound, invalid
 from callboard.wire.specs import job_spec_from_proto
 
 MAX_RENEWED = 1_000

@@ -13,7 +13,7 @@ from callboard.controller.convert.hello import MAX_DEVICES
 from callboard.controller.loop.driver import Driver
 from callboard.controller.options import ControllerOptions
 from callboard.controller.services.paging import build_page
-from callboard.controller.services.request_parts import id_of, invalid, is_member_of, page_of, text_of
+from callboard.controller.services.request_parts import id_of, is_member_of, page_of, text_of
 from callboard.controller.sessions.session import AgentSession
 from callboard.controller.views.nodes import NodeMessages
 from callboard.scheduler import State
@@ -22,7 +22,7 @@ from callboard.scheduler.records.node_record import NodeRecord
 from callboard.scheduler.records.states import NodeState
 from callboard.security.caller_roles import caller, check_node
 from callboard.v1 import node_pb2, node_pb2_grpc
-from callboard.wire.refusals import NotFound, Unavailable
+from callboard.wire.refusals import NotFound, Unavailable, invalid
 
 INSPECTION_S = 10.0
 """For an agent to look around: above what it allows itself for Ray and slow workers together."""

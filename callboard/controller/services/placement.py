@@ -12,7 +12,7 @@ import grpc.aio
 from callboard.controller.loop.collector import uncollected
 from callboard.controller.loop.driver import Driver
 from callboard.controller.searches.searches import Searches
-from callboard.controller.services.request_parts import invalid, text_of
+from callboard.controller.services.request_parts import text_of
 from callboard.model.faults import Fault, InvalidInput
 from callboard.model.inputs.scalars import MAX_PLACEMENT_BYTES
 from callboard.placement import PlacementPlan, plan_placement
@@ -21,7 +21,7 @@ from callboard.scheduler import State
 from callboard.scheduler.handlers.placing import cluster_of
 from callboard.scheduler.records.node_record import NodeRecord
 from callboard.v1 import placement_pb2, placement_pb2_grpc
-from callboard.wire.refusals import Unschedulable
+from callboard.wire.refusals import Unschedulable, invalid
 from callboard.wire.specs import place_to_proto
 
 DEFAULT_LIMIT_MS = 10_000

@@ -11,14 +11,14 @@ import grpc.aio
 from callboard.controller.loop.driver import Driver
 from callboard.controller.options import ControllerOptions
 from callboard.controller.services.paging import build_page
-from callboard.controller.services.request_parts import LARGEST_PAGE, Page, id_of, invalid, page_of, version_of
+from callboard.controller.services.request_parts import LARGEST_PAGE, Page, id_of, page_of, version_of
 from callboard.controller.views.pools import pool_message
 from callboard.scheduler import Refusal, RefusalCode, State
 from callboard.scheduler.account.stats import jobs_in_pools
 from callboard.scheduler.records.events import PoolCreated, PoolDeleted, PoolUpdated
 from callboard.scheduler.records.pool_records import PoolRecord
 from callboard.v1 import pool_pb2, pool_pb2_grpc
-from callboard.wire.refusals import NotFound
+from callboard.wire.refusals import NotFound, invalid
 from callboard.wire.specs import pool_spec_from_proto, pool_spec_to_proto
 
 Context = grpc.aio.ServicerContext[Any, Any]

@@ -9,13 +9,13 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from callboard.model.faults import Fault, InvalidInput
+from callboard.model.faults import Fault
 from callboard.model.names import NAME_PATTERN, is_name
 from callboard.scheduler import State
 from callboard.scheduler.records.job_records import JobRecord
 from callboard.security.caller_roles import caller
 from callboard.v1 import common_pb2
-from callboard.wire.refusals import ErrorReason, InvalidRequest, NotAllowed
+from callboard.wire.refusals import ErrorReason, InvalidRequest, NotAllowed, invalid
 
 DEFAULT_PAGE = 100
 LARGEST_PAGE = 1000
@@ -25,11 +25,6 @@ MAX_PLACES = 20_000
 """Most places that a reader of output goes on after: a stream or two of each worker of a large job."""
 
 _TOKEN_MARK = b"callboard page token 1"
-
-
-def invalid(field: str, message: str) -> InvalidRequest:
-    """The refusal of one field."""
-    return InvalidRequest.of(InvalidInput([Fault(field, message)]))
 
 
 def id_of(name: str, collection: str, field: str = "name") -> str:

@@ -17,13 +17,14 @@ from callboard.controller.metrics.metrics import Metrics
 from callboard.controller.services.job import JobService
 from callboard.controller.services.node import NodeService
 from callboard.controller.services.pool import PoolService
-from callboard.controller.services.request_parts import DEFAULT_PAGE, LARGEST_PAGE, invalid, page_of, version_of
+from callboard.controller.services.request_parts import DEFAULT_PAGE, LARGEST_PAGE, page_of, version_of
 from callboard.controller.views.demand import demand_messages
 from callboard.controller.views.stats import stats_message
 from callboard.scheduler.records.events import PolicySet
 from callboard.security.audit_log import AuditLog
 from callboard.v1 import scheduler_pb2, scheduler_pb2_grpc
 from callboard.wire.alike import message_of, timestamp
+from callboard.wire.refusals import invalid
 from callboard.wire.specs import policy_from_proto, policy_to_proto
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -38,39 +39,29 @@ class Lists:
     jobs: JobService
 
 
+@dataclass(eq=False)
 class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
-    """Policy and figures."""
+    """Policy and figures.
 
-    def __init__(
-        self,
-        driver: Driver,
-        events: EventLog,
-        metrics: Metrics,
-        audit: AuditLog,
-        lists: Lists,
-        *,
-        page_address: Callable[[], str] = lambda: "",
-        members: Callable[[], Sequence[Member]] = tuple,
-    ) -> None:
-        """
-        Args:
-            lists: the services whose lists an overview begins.
-            page_address: where the web page is; empty: nowhere.
-            members: the controllers that share the journal; none: nobody else could.
-        """
-        self._page_address = page_address
-        self._members = members
-        self._driver = driver
-        self._events = events
-        self._metrics = metrics
-        self._audit = audit
-        self._lists = lists
-        self._summed: tuple[int, int, scheduler_pb2.Stats] | None = None
+    Attributes:
+        lists: the services whose lists an overview begins.
+        page_address: where the web page is; empty: nowhere.
+        members: the controllers that share the journal; none: nobody else could.
+    """
+
+    driver: Driver
+    events: EventLog
+    metrics: Metrics
+    audit: AuditLog
+    lists: Lists
+    page_address: Callable[[], str] = lambda: ""
+    members: Callable[[], Sequence[Member]] = tuple
+    _summed: tuple[int, int, scheduler_pb2.Stats] | None = None
 
     async def GetPolicy(
         self, request: scheduler_pb2.GetPolicyRequest, context: Context
     ) -> scheduler_pb2.GetPolicyResponse:
-        return await self._driver.read(
+        return await self.driver.read(
             lambda state: scheduler_pb2.GetPolicyResponse(
                 policy=policy_to_proto(state.meta.policy), etag=str(state.meta.policy_version)
             )
@@ -82,9 +73,9 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         policy = policy_from_proto(request.policy)
         make = partial(PolicySet, policy=policy, expected_version=version_of(request.etag))
         if request.validate_only:
-            await self._driver.trial(make)
+            await self.driver.trial(make)
             return scheduler_pb2.SetPolicyResponse(policy=policy_to_proto(policy))
-        return await self._driver.ask(
+        return await self.driver.ask(
             make,
             lambda outcome: scheduler_pb2.SetPolicyResponse(policy=policy_to_proto(policy), etag=str(outcome.result)),
             source="policy",
@@ -102,12 +93,12 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         """What one screen shows; its size doesn't depend on that of the cluster, but for the names of Ray's nodes."""
         most_nodes = page_of(request.max_nodes, "", "nodes", field="max_nodes").size
         most_jobs = page_of(request.max_jobs, "", "jobs", field="max_jobs").size
-        stats, state = self._stats(), self._driver.state
+        stats, state = self._stats(), self.driver.state
         ray_nodes = {node.ray.ray_node_id: node.node_id for node in state.nodes.values() if node.ray is not None}
-        pools, more_pools = await self._lists.pools.foremost()
-        nodes, more_nodes = await self._lists.nodes.foremost(most_nodes)
-        jobs, more_jobs = await self._lists.jobs.foremost(most_jobs)
-        await self._driver.journaled()
+        pools, more_pools = await self.lists.pools.foremost()
+        nodes, more_nodes = await self.lists.nodes.foremost(most_nodes)
+        jobs, more_jobs = await self.lists.jobs.foremost(most_jobs)
+        await self.driver.journaled()
         return scheduler_pb2.GetOverviewResponse(
             stats=stats,
             pools=pools,
@@ -120,31 +111,31 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         )
 
     def _stats(self) -> scheduler_pb2.Stats:
-        self._driver.check_readable()
-        state = self._driver.state
+        self.driver.check_readable()
+        state = self.driver.state
         # Every change moves the revision on, so the sums of a revision are made once, however many ask.
         if self._summed is None or self._summed[:2] != (state.meta.term, state.meta.revision):
             self._summed = (state.meta.term, state.meta.revision, stats_message(state))
         stats = self._summed[2]
-        stats.revision = self._events.revision
-        stats.metrics_address = self._metrics.address
+        stats.revision = self.events.revision
+        stats.metrics_address = self.metrics.address
         stats.version = __version__
-        stats.page_address = self._page_address()
-        stats.uptime_ms = self._driver.now_ms() - self._driver.started_ms
+        stats.page_address = self.page_address()
+        stats.uptime_ms = self.driver.now_ms() - self.driver.started_ms
         del stats.controllers[:]
         stats.controllers.extend(
-            scheduler_pb2.ControllerMember(address=each.address, leads=each.leads) for each in self._members()
+            scheduler_pb2.ControllerMember(address=each.address, leads=each.leads) for each in self.members()
         )
-        following = self._driver.following
-        stats.standby, stats.age_ms = following is not None, self._driver.age_ms()
+        following = self.driver.following
+        stats.standby, stats.age_ms = following is not None, self.driver.age_ms()
         return stats
 
     async def GetDemand(
         self, request: scheduler_pb2.GetDemandRequest, context: Context
     ) -> scheduler_pb2.GetDemandResponse:
         """What is wanted beyond what there is."""
-        revision = self._events.revision
-        demands = await self._driver.question(lambda scheduler: demand_messages(scheduler.state))
+        revision = self.events.revision
+        demands = await self.driver.question(lambda scheduler: demand_messages(scheduler.state))
         return scheduler_pb2.GetDemandResponse(revision=revision, demands=demands)
 
     async def ListAudit(
@@ -154,7 +145,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
             raise invalid("page_size", f"{request.page_size} is out of bounds; 1 to {LARGEST_PAGE} is allowed")
         if request.before < 0:
             raise invalid("before", "must not be negative")
-        found = self._audit.newest(request.page_size or DEFAULT_PAGE, before=request.before, who=request.who)
+        found = self.audit.newest(request.page_size or DEFAULT_PAGE, before=request.before, who=request.who)
         return scheduler_pb2.ListAuditResponse(
             entries=[message_of(scheduler_pb2.AuditEntry, entry, time=timestamp(entry.at_ms)) for entry in found]
         )
