@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -52,13 +53,8 @@ def destructive(search: Combination, least: int, most: int) -> int:
     root = search.root()
     if root is None:
         return most
-    while least < most:
-        middle = (least + most) // 2
-        if propagate(search, root, middle + 1) is None:
-            least = middle + 1
-        else:
-            most = middle
-    return least
+    lengths = range(least, most)
+    return least + bisect_left(lengths, True, key=lambda length: propagate(search, root, length + 1) is not None)
 
 
 Corner = tuple[int, int]

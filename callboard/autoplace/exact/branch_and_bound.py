@@ -171,20 +171,23 @@ def tidied(
     node = search.root()
     assert node is not None
     for i, j in sorted(search.pairs(), key=lambda pair: min(starts[pair[0]], starts[pair[1]])):
-        common = [pool for pool in columns[i] if pool in columns[j]]
-        widths = [dict(options[k].widths) for k in (i, j)]
-        meet = any(
-            columns[i][pool] < columns[j][pool] + widths[1][pool]
-            and columns[j][pool] < columns[i][pool] + widths[0][pool]
-            for pool in common
-        )
-        if meet:
+        if meet(options, columns, i, j):
             first, then = (i, j) if ends[i] <= starts[j] else (j, i)
             if not node.before[then] >> first & 1:
                 node = in_order(node, first, then)
                 assert node is not None
     times = search.times(node, node.low)
     return search.found(node.low, times, columns)
+
+
+def meet(options: Sequence[Option], columns: Sequence[dict[int, int]], i: int, j: int) -> bool:
+    """Whether two tasks share a GPU."""
+    widths = dict(options[i].widths), dict(options[j].widths)
+    return any(
+        columns[i][pool] < columns[j][pool] + widths[1][pool] and columns[j][pool] < columns[i][pool] + widths[0][pool]
+        for pool in columns[i]
+        if pool in columns[j]
+    )
 
 
 SIZES = (4, 5, 6)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import product
 
-from callboard.autoplace.exact.branch_and_bound import Shortest, improved, tidied
+from callboard.autoplace.exact.branch_and_bound import Shortest, improved, meet, tidied
 from callboard.autoplace.exact.combination import Combination
 from callboard.autoplace.instance.chains import Chain
 from callboard.autoplace.instance.stopping import Budget, Stopped
@@ -98,7 +98,7 @@ class Variants:
         """The plan with options that pay for what they share and fit the memory; None when none do."""
         shares = [False] * len(sets)
         for i, j in Combination(self.instance, tuple(Chain.of((option,)) for option in found.options)).pairs():
-            if _meet(found, i, j):
+            if meet(found.options, found.columns, i, j):
                 shares[i] = shares[j] = True
         candidates = [
             sorted(
@@ -204,16 +204,6 @@ def _places(instance: Instance) -> Iterator[Sets]:
 
 def _pools(option: Option) -> tuple[str, ...]:
     return tuple(part.mode.pool for part in option.parts)
-
-
-def _meet(found: Found, i: int, j: int) -> bool:
-    widths = dict(found.options[i].widths), dict(found.options[j].widths)
-    return any(
-        found.columns[i][pool] < found.columns[j][pool] + widths[1][pool]
-        and found.columns[j][pool] < found.columns[i][pool] + widths[0][pool]
-        for pool in found.columns[i]
-        if pool in found.columns[j]
-    )
 
 
 def _differs(options: OptionSet) -> bool:

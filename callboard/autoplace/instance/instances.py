@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from callboard.autoplace.instance.options import Options
 from callboard.autoplace.instance.tasks import MIB, Arc, Instance, Task
 from callboard.autoplace.problem.graphs import stages_of
-from callboard.autoplace.problem.problem import EdgeKind, NoPlan, Problem, Unplaceable
+from callboard.autoplace.problem.problem import EdgeKind, Problem, no_plan
 
 MOST_UNITS = 4_000_000_000
 """Longest horizon in time units: far from where a solver's linear relaxation loses digits."""
@@ -30,16 +30,8 @@ def instance_of(problem: Problem) -> Instance:
     homeless = [names[member] for task in tasks if not task.options for member in task.members]
     if homeless:
         around = " ⇄ ".join(homeless)
-        raise NoPlan(
-            tuple(
-                Unplaceable(
-                    component=name,
-                    gpus=tuple(sorted({mode.gpus for mode in problem.component(name).modes})),
-                    reason=f"the cycle {around} fits the GPUs and their memory neither in turn nor side by side",
-                )
-                for name in homeless
-            )
-        )
+        reason = f"the cycle {around} fits the GPUs and their memory neither in turn nor side by side"
+        raise no_plan(map(problem.component, homeless), reason)
     task_of = {member: i for i, stage in enumerate(stages) for member in stage}
     arcs = tuple(
         Arc(

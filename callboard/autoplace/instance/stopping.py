@@ -40,8 +40,8 @@ class Stop:
 
     @property
     def late(self) -> bool:
-        """Whether the alarm went off."""
-        return self._rung.is_set()
+        """Whether the alarm went off, and nobody else ended the search."""
+        return self._rung.is_set() and not self.interrupted
 
     def __call__(self) -> bool:
         """Whether to end now."""

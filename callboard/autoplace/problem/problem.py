@@ -6,7 +6,7 @@ between the fields is checked there. The search reads nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -275,3 +275,13 @@ class NoPlan(ValueError):
     def __init__(self, causes: tuple[Unplaceable, ...]) -> None:
         self.causes = causes
         super().__init__("; ".join(str(cause) for cause in causes))
+
+
+def no_plan(components: Iterable[Component], reason: str) -> NoPlan:
+    """That these components have no place, all for one reason."""
+    return NoPlan(
+        tuple(
+            Unplaceable(component=each.name, gpus=tuple(sorted({mode.gpus for mode in each.modes})), reason=reason)
+            for each in components
+        )
+    )

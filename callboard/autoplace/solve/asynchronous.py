@@ -16,7 +16,7 @@ from types import MappingProxyType
 from callboard.autoplace.instance.stopping import Budget, Stop, Stopped
 from callboard.autoplace.instance.tasks import Found, Instance
 from callboard.autoplace.problem.plan import Plan, Span, Spans, Status
-from callboard.autoplace.problem.problem import Layout, NoPlan, Problem, Unplaceable
+from callboard.autoplace.problem.problem import Layout, Problem, no_plan
 from callboard.autoplace.solve.batches import end_of, start_of
 from callboard.autoplace.solve.building import HYBRID, seconds_of, spans_of
 from callboard.autoplace.solve.groups import Groups, Split, least_load
@@ -46,7 +46,7 @@ class _Hunt:
         self.groups = Groups(instance, round(problem.weight_sync_seconds / instance.unit_seconds))
         bound = least_load(self.groups, 2 * instance.horizon + self.groups.sync)
         if bound is None:
-            raise _no_plan(problem, "no split into groups fits the GPUs and the memory")
+            raise no_plan(problem.components, "no split into groups fits the GPUs and the memory")
         self.bound = bound
         self.best: Candidate | None = None
         self.hybrid: float | None = None
@@ -132,7 +132,7 @@ def search_async(
     """
     size = len(instance.tasks)
     if size > MOST_TASKS:
-        raise _no_plan(problem, f"{size} components; asynchronous plans are searched for up to {MOST_TASKS}")
+        raise no_plan(problem.components, f"{size} components; asynchronous plans are searched for up to {MOST_TASKS}")
     hunt = _Hunt(problem, instance, halt=halt, told=told, gap=gap)
     try:
         done = hunt.run()
@@ -140,7 +140,9 @@ def search_async(
         halt.interrupted = True
         done = False
     if hunt.best is None:
-        raise _no_plan(problem, "no split holds the staleness in this layout" if done else "no plan was found in time")
+        raise no_plan(
+            problem.components, "no split holds the staleness in this layout" if done else "no plan was found in time"
+        )
     return _plan(hunt, _leaner(problem, instance, hunt.groups, hunt.best), done=done)
 
 
@@ -203,13 +205,7 @@ def _plan(hunt: _Hunt, best: Candidate, *, done: bool) -> Plan:
         for kind, one in hunt.pure.items()
     }
     ways[HYBRID] = None if hunt.hybrid is None else seconds_of(math.ceil(hunt.hybrid - 0.01), instance)
-    status = (
-        Status.OPTIMAL
-        if done
-        else Status.TIME_LIMIT
-        if hunt.halt.late and not hunt.halt.interrupted
-        else Status.FEASIBLE
-    )
+    status = Status.OPTIMAL if done else Status.TIME_LIMIT if hunt.halt.late else Status.FEASIBLE
     return Plan(
         problem=problem,
         iteration_seconds=period,
@@ -232,12 +228,3 @@ def _with_tails(problem: Problem, instance: Instance, found: Found, tails: dict[
         for member in task.members
     }
     return tuple(replace(span, tail_seconds=tail_of[span.component]) for span in spans_of(problem, instance, found))
-
-
-def _no_plan(problem: Problem, reason: str) -> NoPlan:
-    return NoPlan(
-        tuple(
-            Unplaceable(component=c.name, gpus=tuple(sorted({mode.gpus for mode in c.modes})), reason=reason)
-            for c in problem.components
-        )
-    )

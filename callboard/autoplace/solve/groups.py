@@ -6,6 +6,7 @@ its load is the sum of their times, and the period is at least the largest load.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import product
@@ -181,14 +182,7 @@ def least_load(groups: Groups, most: int) -> int | None:
     )
     if not loads or not fewest_gpus(groups, loads[-1]):
         return None
-    low, high = 0, len(loads) - 1
-    while low < high:
-        middle = (low + high) // 2
-        if fewest_gpus(groups, loads[middle]):
-            high = middle
-        else:
-            low = middle + 1
-    return loads[low]
+    return loads[bisect_left(loads[:-1], True, key=lambda load: fewest_gpus(groups, load))]
 
 
 def _turn(option: Option) -> int:

@@ -81,7 +81,7 @@ def outcome_of(
         found=best,
         bound=run.bound,
         proved=done,
-        late=run.halt.late and not run.halt.interrupted,
+        late=run.halt.late,
         layout="" if best is None else layout_of(best.options, best.columns),
         solver=run.by,
         alternatives=MappingProxyType(alternatives),

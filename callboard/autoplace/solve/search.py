@@ -16,7 +16,7 @@ from callboard.autoplace.exact.cpsat import installed
 from callboard.autoplace.instance.instances import instance_of
 from callboard.autoplace.instance.stopping import Stop
 from callboard.autoplace.problem.plan import Plan, Spans, Status
-from callboard.autoplace.problem.problem import Async, Layout, NoPlan, Problem, Unplaceable
+from callboard.autoplace.problem.problem import Async, Layout, Problem, no_plan
 from callboard.autoplace.solve.asynchronous import search_async
 from callboard.autoplace.solve.building import seconds_of, spans_of
 from callboard.autoplace.solve.checker import check_plan
@@ -75,7 +75,7 @@ def search(
             return check_plan(search_async(problem, instance, halt=halt, told=told, gap=gap))
         outcome = search_sync(instance, layout=problem.layout, halt=halt, told=told, gap=gap, solver=asked)
     if outcome.found is None:
-        raise NoPlan(_causes(problem, outcome))
+        raise no_plan(problem.components, _why_none(problem, outcome))
     return check_plan(_plan(problem, outcome))
 
 
@@ -118,16 +118,9 @@ def _plan(problem: Problem, outcome: Outcome) -> Plan:
     )
 
 
-def _causes(problem: Problem, outcome: Outcome) -> tuple[Unplaceable, ...]:
+def _why_none(problem: Problem, outcome: Outcome) -> str:
     if problem.layout is not Layout.ANY and outcome.some_layout:
-        reason = f"no {problem.layout.value} layout has room for it beside the others"
-    elif outcome.proved:
-        reason = "its GPUs and memory can't be had beside what the others keep resident; offload, or add GPUs"
-    else:
-        reason = "no plan was found before the search ended; give it more time"
-    return tuple(
-        Unplaceable(
-            component=component.name, gpus=tuple(sorted({mode.gpus for mode in component.modes})), reason=reason
-        )
-        for component in problem.components
-    )
+        return f"no {problem.layout.value} layout has room for it beside the others"
+    if outcome.proved:
+        return "its GPUs and memory can't be had beside what the others keep resident; offload, or add GPUs"
+    return "no plan was found before the search ended; give it more time"

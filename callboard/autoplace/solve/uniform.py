@@ -16,7 +16,7 @@ from itertools import permutations, product
 from types import MappingProxyType
 
 from callboard.autoplace.problem.plan import Plan, Spans, Status
-from callboard.autoplace.problem.problem import Layout, Mode, ModelParallel, NoPlan, Problem, Unplaceable
+from callboard.autoplace.problem.problem import Layout, Mode, ModelParallel, NoPlan, Problem, no_plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,7 @@ def uniform_plan(problem: Problem, rules: ModelParallel, timed: Callable[[Proble
     disaggregated = best_disaggregated(problem, rules)
     found = [uniform for uniform in (collocated, disaggregated) if uniform is not None]
     if not found:
-        raise NoPlan(_neither(problem, rules))
+        raise _neither(problem, rules)
     # The first of equals: collocated moves weights inside GPUs.
     best = min(found, key=lambda uniform: uniform.seconds)
     layout = Layout.COLLOCATED if best is collocated else Layout.DISAGGREGATED
@@ -245,12 +245,11 @@ def _with_modes(problem: Problem, uniform: Uniform) -> Problem:
     return replace(problem, components=components)
 
 
-def _neither(problem: Problem, rules: ModelParallel) -> tuple[Unplaceable, ...]:
+def _neither(problem: Problem, rules: ModelParallel) -> NoPlan:
     """Why neither layout is possible."""
-    counts = {part.name: tuple(sorted({mode.gpus for mode in part.modes})) for part in problem.components}
     engine, largest = rules.group_gpus["rollout"], max(rules.node_gpus, default=0)
     if engine > largest:
         reason = f"one engine takes {engine} GPUs of one node, and no node has more than {largest}"
-        return (Unplaceable(component="rollout", gpus=counts["rollout"], reason=reason),)
+        return no_plan([problem.component("rollout")], reason)
     reason = "no count is legal for all components together, and side by side they don't fit; --mixed allows more"
-    return tuple(Unplaceable(component=name, gpus=gpus, reason=reason) for name, gpus in counts.items())
+    return no_plan(problem.components, reason)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_left
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import replace
@@ -67,10 +68,7 @@ def _least_raise(pools: Pools, charged: Charged, pool: PoolRecord, short: Shorta
     high = low
     while not is_enough(high):
         low, high = high + 1, high * 2
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if is_enough(middle) else (middle + 1, high)
-    return low
+    return low + bisect_left(range(low, high), True, key=is_enough)
 
 
 def _group_change(state: State, view: View, ask: Ask, pool: PoolSpec) -> list[str]:

@@ -6,6 +6,7 @@ the reason is what is still in the way.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -68,17 +69,12 @@ def start_by_time(state: State, uid: str, spec: JobSpec, since_ms: int, now_ms: 
         ends[since_ms + delay_ms] = ("PREEMPTION_DELAY", "preemption_delay")
     times = sorted(ends)
     # Who may be asked to yield may be later, too: the first moment is found by bisection.
-    low, high = 0, len(times)
-    while low < high:
-        middle = (low + high) // 2
-        if isinstance(plan(state, uid, spec, since_ms, times[middle]), Plan):
-            high = middle
-        else:
-            low = middle + 1
-    if low == len(times):
+    is_enough = lambda at_ms: isinstance(plan(state, uid, spec, since_ms, at_ms), Plan)  # noqa: E731
+    first = bisect_left(times, True, key=is_enough)
+    if first == len(times):
         return None
-    found = plan(state, uid, spec, since_ms, times[low])
-    return Later(times[low], found, *ends[times[low]]) if isinstance(found, Plan) else None
+    found = plan(state, uid, spec, since_ms, times[first])
+    return Later(times[first], found, *ends[times[first]]) if isinstance(found, Plan) else None
 
 
 def waits_for_time(state: State, spec: JobSpec, later: Later, now_ms: int) -> tuple[str, list[Reason]]:

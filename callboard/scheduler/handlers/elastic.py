@@ -41,11 +41,7 @@ from callboard.scheduler.state.transaction import Transaction
 
 def scale(tx: Transaction, event: JobScaled) -> str:
     """Sets how many workers an elastic component should have; the highest ranks leave first."""
-    job = tx.state.jobs.get(event.uid)
-    if job is None or job.state in ENDED:
-        what = f"job {job.name} has ended" if job else f"there is no job {event.uid}"
-        code = RefusalCode.WRONG_STATE if job else RefusalCode.NOT_FOUND
-        raise Refusal(code, f"jobs/{event.uid}", what, "name")
+    job = living(tx, event.uid)
     components = {
         name: component
         for component in tx.state.specs[job.uid].spec.components
@@ -66,6 +62,16 @@ def scale(tx: Transaction, event: JobScaled) -> str:
         raise Refusal(RefusalCode.INVALID_FIELD, f"jobs/{job.name}", message, "workers")
     set_target(tx, job, component, event.workers, reason="request")
     return job.uid
+
+
+def living(tx: Transaction, uid: str) -> JobRecord:
+    """The job that somebody names, if it has not ended."""
+    job = tx.state.jobs.get(uid)
+    if job is None or job.state in ENDED:
+        what = f"job {job.name} has ended" if job else f"there is no job {uid}"
+        code = RefusalCode.WRONG_STATE if job else RefusalCode.NOT_FOUND
+        raise Refusal(code, f"jobs/{uid}", what, "name")
+    return job
 
 
 def set_target(

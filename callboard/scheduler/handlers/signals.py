@@ -14,18 +14,13 @@ from callboard.scheduler.handlers import elastic
 from callboard.scheduler.plan.complement import live_of
 from callboard.scheduler.records.events import SignalsReported
 from callboard.scheduler.records.job_records import JobRecord
-from callboard.scheduler.records.refusals import Refusal, RefusalCode
-from callboard.scheduler.records.states import ENDED, JobState
+from callboard.scheduler.records.states import JobState
 from callboard.scheduler.state.transaction import Transaction
 
 
 def reported(tx: Transaction, event: SignalsReported) -> tuple[tuple[str, int], ...]:
     """Scales what the signals ask for; returns (component, workers it should have) of what changed."""
-    job = tx.state.jobs.get(event.uid)
-    if job is None or job.state in ENDED:
-        what = f"job {job.name} has ended" if job else f"there is no job {event.uid}"
-        code = RefusalCode.WRONG_STATE if job else RefusalCode.NOT_FOUND
-        raise Refusal(code, f"jobs/{event.uid}", what, "name")
+    job = elastic.living(tx, event.uid)
     if job.state is not JobState.RUNNING:
         return ()
     gauges = dict(event.gauges)

@@ -7,6 +7,7 @@ evicted for a job that still could not start (PC-02, PC-04), and the sets it nam
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -288,16 +289,10 @@ class _Search:
         def up_to(priority_milli: int) -> list[Candidate]:
             return [unit for unit in found if unit.priority_milli <= priority_milli]
 
-        low, high = 0, len(priorities) - 1
-        if not feasible(up_to(priorities[high])):
+        if not feasible(up_to(priorities[-1])):
             return None
-        while low < high:
-            middle = (low + high) // 2
-            if feasible(up_to(priorities[middle])):
-                high = middle
-            else:
-                low = middle + 1
-        return up_to(priorities[low])
+        is_enough = lambda priority_milli: feasible(up_to(priority_milli))  # noqa: E731
+        return up_to(priorities[bisect_left(priorities[:-1], True, key=is_enough)])
 
     def _could_help(self, unit: Candidate) -> bool:
         """Whether evicting one unit alone could make room: a quick look that only rules out the hopeless."""

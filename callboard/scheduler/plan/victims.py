@@ -7,6 +7,7 @@ of several good ones (choosing is a knapsack problem).
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 
 from callboard.model.quantities import Resources
@@ -55,11 +56,8 @@ class Choice:
 
     def offer_shortest_run(self, order: Units) -> None:
         """Takes the shortest run from the first on that is enough, found by bisection."""
-        low, high = 1, len(order)
-        while low < high:
-            middle = (low + high) // 2
-            low, high = (low, middle) if self._enough(order[:middle]) else (middle + 1, high)
-        self.offer(order[:low])
+        count = bisect_left(range(len(order)), True, lo=1, key=lambda count: self._enough(order[:count]))
+        self.offer(order[:count])
 
     def improve(self, order: Units) -> None:
         """Looks for a better one among the sets of the first few units, as far as the questions go."""
