@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 
 from callboard.model.describe import MASK
 from callboard.model.inputs.located import shown_text
@@ -209,8 +210,8 @@ class _Group:
         self, declared: Sequence[tuple[int, HardwareUnit]], units: Sequence[tuple[int, HardwareUnit]], where: Where
     ) -> None:
         """A config can't exceed what a node declared when it joined; of a node that declared nothing it is believed."""
-        have = _counts(declared)
-        for rank, count in _counts(units).items():
+        have = Counter(rank for rank, _ in declared)
+        for rank, count in Counter(rank for rank, _ in units).items():
             if rank in have and count > have[rank]:
                 self._report.fault(
                     where,
@@ -318,10 +319,3 @@ def _variable(key: Leaf, inner: Value, env: dict[str, str], report: Report) -> N
         report.fault(inner.where, f"the value of {name} is too long for a variable", read=name)
     else:
         env[name] = inner.text
-
-
-def _counts(units: Iterable[tuple[int, HardwareUnit]]) -> Mapping[int, int]:
-    counts: dict[int, int] = {}
-    for rank, _ in units:
-        counts[rank] = counts.get(rank, 0) + 1
-    return counts

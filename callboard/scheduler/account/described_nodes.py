@@ -6,6 +6,7 @@ controller would say on an empty cluster of these nodes.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -329,9 +330,7 @@ def _filled(spec: JobSpec, nodes: Sequence[DescribedNode], workers: Iterable[Pla
     filled = []
     for node in nodes:
         here = held.get(node.node_id, [])
-        counts: dict[str, int] = {}
-        for worker in here:
-            counts[worker.component] = counts.get(worker.component, 0) + 1
+        counts = Counter(worker.component for worker in here)
         used = total(components[worker.component].resources_of(worker.rank) for worker in here)
         free = _capacity(node) - used
         filled.append(PlannedNode(node.node_id, node.node_group, counts, used, _stated(node, free), free))

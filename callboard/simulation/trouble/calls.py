@@ -58,15 +58,22 @@ class Calls:
         wait_ms = self.chance.randint(1, 20)
         self.site.timeline.after(wait_ms, lambda: self.controller.ask(make, then, fail, source="call"))
 
-    def repeat(self, act: Callable[[], None], mean_ms: float, number: int = 1) -> None:
-        """Does something again and again, at random times, as long as anybody asks for anything."""
-        what = act.__name__.strip("_").replace("_", " ")
+    def repeat(self, act: Callable[[], None], mean_ms: float) -> None:
+        """Does something again and again, as long as anybody asks for anything."""
+        repeat(self.site, self.chance, act, mean_ms, lambda: self.open)
 
-        def go() -> None:
-            if self.open:
-                self.repeat(act, mean_ms, number + 1)
-                if self.site.happens(what):
-                    act()
 
-        self.site.chance.renew(self.chance, f"{what}/{number}")
-        self.site.timeline.after(1 + self.chance.expovariate(1 / mean_ms), go)
+def repeat(
+    site: Site, chance: Random, act: Callable[[], None], mean_ms: float, goes_on: Callable[[], bool], *, number: int = 1
+) -> None:
+    """Does something again and again, at random times, as long as it goes on."""
+    what = act.__name__.strip("_").replace("_", " ")
+
+    def go() -> None:
+        if goes_on():
+            repeat(site, chance, act, mean_ms, goes_on, number=number + 1)
+            if site.happens(what):
+                act()
+
+    site.chance.renew(chance, f"{what}/{number}")
+    site.timeline.after(1 + chance.expovariate(1 / mean_ms), go)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 from callboard.simulation.options import Fault
 from callboard.simulation.programs.controller import Controller
 from callboard.simulation.programs.supervisor import Supervisor
+from callboard.simulation.trouble.calls import repeat
 from callboard.simulation.world.disk import BROKEN, FULL
 from callboard.simulation.world.machines import Machine
 from callboard.simulation.world.site import Site
@@ -52,7 +53,7 @@ class Chaos:
         ):
             mean_ms = gap_s * 1_000 * (10 / nodes if per_node else 1)
             if fault in self._site.faults:
-                self._again(do, do.__name__.strip("_").replace("_", " "), mean_ms, 1)
+                repeat(self._site, self._chance, do, mean_ms, lambda: self._on)
 
     def heal(self) -> None:
         """Ends all faults: everything comes back, everything is connected."""
@@ -64,16 +65,6 @@ class Chaos:
             supervisor.power_on()
         self._controller.disk.heal()
         self._controller.start()
-
-    def _again(self, do: Callable[[], None], what: str, mean_ms: float, number: int) -> None:
-        def go() -> None:
-            if self._on:
-                self._again(do, what, mean_ms, number + 1)
-                if self._site.happens(what):
-                    do()
-
-        self._site.chance.renew(self._chance, f"{what}/{number}")
-        self._site.timeline.after(1 + self._chance.expovariate(1 / mean_ms), go)
 
     def _some(self) -> Supervisor:
         return self._chance.choice(self._supervisors)
