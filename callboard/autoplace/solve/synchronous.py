@@ -28,8 +28,9 @@ what branch and bound may not even find a first plan for."""
 SMALL_WITH_MEMORY = 5
 """Most tasks that branch and bound places well in short memory."""
 
-ALWAYS_OWN = 8
-"""Most tasks for which branch and bound is the better way to a proof."""
+ALWAYS_OWN = 10
+"""Most tasks for which branch and bound is the better way to a proof: of ten it proves in 2 to 6 seconds all that the
+solver proves in 10, and more."""
 
 FEW_COMBINATIONS = 128
 """Up to so many ways to combine pools and sharing are searched one by one."""
