@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from functools import partial
-from typing import Any
 
-import grpc.aio
 import structlog
 
 from callboard.controller.convert.hello import device_states
@@ -15,6 +13,7 @@ from callboard.controller.convert.reports import event_of, refused_event
 from callboard.controller.loop.driver import Driver
 from callboard.controller.options import ControllerOptions
 from callboard.controller.package_store import Packages
+from callboard.controller.services.request_parts import Context
 from callboard.controller.sessions.execs import Execs
 from callboard.controller.sessions.outputs import OutputReads
 from callboard.controller.sessions.session import AgentSession
@@ -63,7 +62,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
     async def Session(  # type: ignore[override]
         self,
         request_iterator: AsyncIterator[agent_pb2.SessionRequest],
-        context: grpc.aio.ServicerContext[Any, Any],
+        context: Context,
     ) -> None:
         """One session of one agent."""
         self._driver.check_serving()
@@ -91,7 +90,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
     async def SendOutput(  # type: ignore[override]
         self,
         request_iterator: AsyncIterator[agent_pb2.SendOutputRequest],
-        context: grpc.aio.ServicerContext[Any, Any],
+        context: Context,
     ) -> None:
         """Output of workers that was asked for."""
         await self._outputs.take(request_iterator, context.write)
@@ -99,22 +98,18 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
     async def AttachExec(  # type: ignore[override]
         self,
         request_iterator: AsyncIterator[agent_pb2.AttachExecRequest],
-        context: grpc.aio.ServicerContext[Any, Any],
+        context: Context,
     ) -> None:
         """A program in a worker's environment that was asked for."""
         await self.execs.attach(request_iterator, context.write)
 
-    async def GetPackage(
-        self, request: agent_pb2.GetPackageRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> agent_pb2.GetPackageResponse:
+    async def GetPackage(self, request: agent_pb2.GetPackageRequest, context: Context) -> agent_pb2.GetPackageResponse:
         """A piece of code that a job brings along."""
         assert self.packages is not None, "this controller has no state directory"
         size, data = await self.packages.read(request.package, request.offset)
         return agent_pb2.GetPackageResponse(size_bytes=size, data=data)
 
-    async def Join(
-        self, request: agent_pb2.JoinRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> agent_pb2.JoinResponse:
+    async def Join(self, request: agent_pb2.JoinRequest, context: Context) -> agent_pb2.JoinResponse:
         """Credentials for an agent that has a join token."""
         assert self.joining is not None, "this controller has no state directory"
         self._driver.check_serving()  # a standby's credentials are the leader's

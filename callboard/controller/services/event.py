@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from typing import Any
-
-import grpc.aio
 
 from callboard.controller.journal.journal import not_leader
 from callboard.controller.loop.driver import Driver
 from callboard.controller.loop.event_log import EventLog, Filter, Progress
 from callboard.controller.options import ControllerOptions
-from callboard.controller.services.request_parts import DEFAULT_PAGE, LARGEST_PAGE, is_member, is_member_of
+from callboard.controller.services.request_parts import LARGEST_PAGE, Context, is_member, is_member_of, page_of
 from callboard.scheduler.records.job_records import EventRecord
 from callboard.security.caller_roles import Identity, caller
 from callboard.v1 import event_pb2, event_pb2_grpc
@@ -21,8 +18,6 @@ from callboard.wire.refusals import invalid
 MOST_TYPES = 32
 LOOKED_AT = 10_000
 """Most events looked at for one page; a filter that selects few then yields a short page and where to go on."""
-
-Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class EventService(event_pb2_grpc.EventServiceServicer):
@@ -45,11 +40,10 @@ class EventService(event_pb2_grpc.EventServiceServicer):
 
     async def ListEvents(self, request: event_pb2.ListEventsRequest, context: Context) -> event_pb2.ListEventsResponse:
         self._driver.check_readable()
-        if not 0 <= request.page_size <= LARGEST_PAGE:
-            raise invalid("page_size", f"{request.page_size} is out of bounds; use 1 to {LARGEST_PAGE}")
+        size = page_of(request.page_size, "", "events").size
         if request.start_revision < 0:
             raise invalid("start_revision", "must not be negative")
-        size, wanted = request.page_size or DEFAULT_PAGE, self._filter(request.filter)
+        wanted = self._filter(request.filter)
         revision = self._events.revision
         if request.newest:
             newest = self._events.newest(size, wanted)

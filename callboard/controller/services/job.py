@@ -8,9 +8,7 @@ import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from functools import partial
-from typing import Any, TypeVar
-
-import grpc.aio
+from typing import TypeVar
 
 from callboard.controller.loop.driver import Driver
 from callboard.controller.metrics.traces import Traces
@@ -22,6 +20,7 @@ from callboard.controller.services.job_gauges import GaugeBoard, gauges_of
 from callboard.controller.services.paging import build_page
 from callboard.controller.services.request_parts import (
     MAX_REQUEST_ID,
+    Context,
     check_member,
     id_of,
     output_selection,
@@ -61,8 +60,6 @@ MOST_STALLED_S = 600.0
 """How long a reader of output may take none. It holds a read and streams of nodes."""
 
 T = TypeVar("T")
-
-Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class JobService(job_pb2_grpc.JobServiceServicer):

@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 from types import MappingProxyType
-from typing import Any
-
-import grpc.aio
 
 from callboard.controller.convert.hello import MAX_DEVICES
 from callboard.controller.loop.driver import Driver
 from callboard.controller.options import ControllerOptions
 from callboard.controller.services.paging import build_page
-from callboard.controller.services.request_parts import id_of, is_member_of, page_of, text_of
+from callboard.controller.services.request_parts import Context, id_of, is_member_of, page_of, text_of
 from callboard.controller.sessions.session import AgentSession
 from callboard.controller.views.nodes import NodeMessages
 from callboard.scheduler import State
@@ -29,8 +26,6 @@ INSPECTION_S = 10.0
 
 MAX_DRAIN_MS = 24 * 3_600_000
 """Longest notice of a drain."""
-
-Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class NodeService(node_pb2_grpc.NodeServiceServicer):

@@ -7,12 +7,10 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
-import grpc.aio
-
 from callboard.controller.loop.collector import uncollected
 from callboard.controller.loop.driver import Driver
 from callboard.controller.searches.searches import Searches
-from callboard.controller.services.request_parts import text_of
+from callboard.controller.services.request_parts import Context, text_of
 from callboard.model.faults import Fault, InvalidInput
 from callboard.model.inputs.scalars import MAX_PLACEMENT_BYTES
 from callboard.placement import PlacementPlan, plan_placement
@@ -27,8 +25,6 @@ from callboard.wire.specs import place_to_proto
 DEFAULT_LIMIT_MS = 10_000
 LONGEST_MS = 3_600_000
 """Bounds of a search."""
-
-Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class PlacementService(placement_pb2_grpc.PlacementServiceServicer):

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
-
-import grpc.aio
 
 from callboard.controller.loop.driver import Driver
 from callboard.controller.options import ControllerOptions
 from callboard.controller.services.paging import build_page
-from callboard.controller.services.request_parts import id_of, page_of
+from callboard.controller.services.request_parts import Context, id_of, page_of
 from callboard.controller.views.pools import group_message
 from callboard.scheduler import State
 from callboard.scheduler.records.events import GroupDeleted
 from callboard.v1 import placement_group_pb2 as pb
 from callboard.v1 import placement_group_pb2_grpc
 from callboard.wire.refusals import NotFound
-
-Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class PlacementGroupService(placement_group_pb2_grpc.PlacementGroupServiceServicer):

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
-
-import grpc.aio
 
 from callboard.controller.loop.driver import Driver
 from callboard.controller.options import ControllerOptions
 from callboard.controller.services.paging import build_page
-from callboard.controller.services.request_parts import LARGEST_PAGE, Page, id_of, page_of, version_of
+from callboard.controller.services.request_parts import LARGEST_PAGE, Context, Page, id_of, page_of, version_of
 from callboard.controller.views.pools import pool_message
 from callboard.scheduler import Refusal, RefusalCode, State
 from callboard.scheduler.account.stats import jobs_in_pools
@@ -20,8 +17,6 @@ from callboard.scheduler.records.pool_records import PoolRecord
 from callboard.v1 import pool_pb2, pool_pb2_grpc
 from callboard.wire.refusals import NotFound, invalid
 from callboard.wire.specs import pool_spec_from_proto, pool_spec_to_proto
-
-Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class PoolService(pool_pb2_grpc.PoolServiceServicer):

@@ -8,6 +8,9 @@ import hashlib
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
+
+import grpc.aio
 
 from callboard.model.faults import Fault
 from callboard.model.names import NAME_PATTERN, is_name
@@ -16,6 +19,8 @@ from callboard.scheduler.records.job_records import JobRecord
 from callboard.security.caller_roles import caller
 from callboard.v1 import common_pb2
 from callboard.wire.refusals import ErrorReason, InvalidRequest, NotAllowed, invalid
+
+Context = grpc.aio.ServicerContext[Any, Any]
 
 DEFAULT_PAGE = 100
 LARGEST_PAGE = 1000

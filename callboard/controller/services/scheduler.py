@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
-
-import grpc.aio
 
 from callboard._version import __version__
 from callboard.controller.journal.journal import Member
@@ -17,7 +14,7 @@ from callboard.controller.metrics.metrics import Metrics
 from callboard.controller.services.job import JobService
 from callboard.controller.services.node import NodeService
 from callboard.controller.services.pool import PoolService
-from callboard.controller.services.request_parts import DEFAULT_PAGE, LARGEST_PAGE, page_of, version_of
+from callboard.controller.services.request_parts import Context, page_of, version_of
 from callboard.controller.views.demand import demand_messages
 from callboard.controller.views.stats import stats_message
 from callboard.scheduler.records.events import PolicySet
@@ -26,8 +23,6 @@ from callboard.v1 import scheduler_pb2, scheduler_pb2_grpc
 from callboard.wire.alike import message_of, timestamp
 from callboard.wire.refusals import invalid
 from callboard.wire.specs import policy_from_proto, policy_to_proto
-
-Context = grpc.aio.ServicerContext[Any, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,11 +136,10 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
     async def ListAudit(
         self, request: scheduler_pb2.ListAuditRequest, context: Context
     ) -> scheduler_pb2.ListAuditResponse:
-        if not 0 <= request.page_size <= LARGEST_PAGE:
-            raise invalid("page_size", f"{request.page_size} is out of bounds; 1 to {LARGEST_PAGE} is allowed")
+        size = page_of(request.page_size, "", "audit").size
         if request.before < 0:
             raise invalid("before", "must not be negative")
-        found = self.audit.newest(request.page_size or DEFAULT_PAGE, before=request.before, who=request.who)
+        found = self.audit.newest(size, before=request.before, who=request.who)
         return scheduler_pb2.ListAuditResponse(
             entries=[message_of(scheduler_pb2.AuditEntry, entry, time=timestamp(entry.at_ms)) for entry in found]
         )
