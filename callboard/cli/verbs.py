@@ -5,13 +5,14 @@ Making a command of typer's out of a function takes about as long as importing i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from functools import partial
 from importlib import import_module
 from types import MappingProxyType
 from typing import Any
 
 import typer
-from typer.core import TyperArgument, TyperGroup
+from typer.core import TyperArgument, TyperGroup, TyperOption
 from typer.main import get_group
 
 MODULE_OF = MappingProxyType(
@@ -64,6 +65,7 @@ class Verbs(TyperGroup):
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
         self.commands = _Commands()
+        _refuse_empty(self.params)
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 - typer chooses the arguments
         """Every verb, in the order of the help."""
@@ -101,14 +103,35 @@ def _command(name: str) -> Any:
     alone.registered_commands = [info for info in found.registered_commands if info.name == name]
     alone.registered_groups = [info for info in found.registered_groups if info.name == name]
     command = get_group(alone).commands[name]
-    _without_types(command)
+    _fit_for_people(command)
     return command
 
 
-def _without_types(command: Any) -> None:
-    """Lets the help name an argument alone: typer adds its Python type, which says nothing to people."""
+def _fit_for_people(command: Any) -> None:
+    """Lets the help name an argument alone: typer adds its Python type, which says nothing to people. Lets no option be
+    empty."""
     for below in getattr(command, "commands", {}).values():
-        _without_types(below)
+        _fit_for_people(below)
+    _refuse_empty(command.params)
     for each in command.params:
         if isinstance(each, TyperArgument):
             setattr(each, "display_type_rich", lambda ctx: "")  # noqa: ARG005, B010 - as typer calls it
+
+
+_MAY_BE_EMPTY = frozenset({"reason"})
+"""Options that are text for people."""
+
+
+def _refuse_empty(parameters: Iterable[Any]) -> None:
+    """An option with an empty value is most often a variable of a script that isn't set. Taken for one that nobody
+    stated, it would mean no quota, no limit, or another controller."""
+    for each in parameters:
+        if isinstance(each, TyperOption) and each.name not in _MAY_BE_EMPTY:
+            setattr(each, "consume_value", partial(_stated, each, each.consume_value))  # noqa: B010 - as typer calls it
+
+
+def _stated(asked: Any, consume: Callable[..., Any], context: Any, options: Mapping[str, Any]) -> Any:
+    value = options.get(asked.name)
+    if value == "" or (isinstance(value, list | tuple) and "" in value):
+        raise typer.BadParameter("the value is empty; state one, or leave the option out", context, asked)
+    return consume(context, options)

@@ -59,7 +59,15 @@ async def test_ft_a5_hooks_are_told_why_and_until_when(controller: FakeControlle
 
 
 @pytest.mark.usefixtures("agent")
-@pytest.mark.parametrize(("left", "why"), [("odd", "returned int, not bytes or a URI"), ("huge", "2097152 bytes")])
+@pytest.mark.parametrize(
+    ("left", "why"),
+    [
+        ("odd", "returned int, not bytes or a URI"),
+        ("huge", "2097152 bytes"),
+        ("long", "2097152 bytes"),
+        ("half", "half of a surrogate pair"),
+    ],
+)
 async def test_ft_a4_a_checkpoint_that_is_none_is_reported_as_lost(
     controller: FakeController, left: str, why: str
 ) -> None:

@@ -181,6 +181,17 @@ class TestSyncClass:
         with pytest.raises(HostError, match="RuntimeError: as asked"):
             await call(hosted, "fail")
 
+    @pytest.mark.parametrize("limit", [1, 2])
+    async def test_a_next_that_ran_out_is_an_error_and_not_a_call_that_never_ends(self, host: Host, limit: int) -> None:
+        hosted, _ = await host("Plain", max_concurrency=limit)
+        with pytest.raises(HostError, match=r"RuntimeError: a next\(\) in it had nothing left"):
+            await call(hosted, "run_out")
+
+    async def test_half_a_surrogate_pair_reaches_nobody(self, host: Host) -> None:
+        hosted, _ = await host("Plain")
+        with pytest.raises(HostError, match=r"RuntimeError: \?$"):
+            await call(hosted, "fail", "\ud800")
+
     async def test_private_and_unknown_methods_are_refused(self, host: Host) -> None:
         hosted, _ = await host("Plain")
         for method in ("__init__", "_x", "unknown"):

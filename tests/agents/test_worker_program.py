@@ -99,6 +99,7 @@ REFUSED = [
     (("pyhton", "train.py"), "the command pyhton was not found; this node looked in "),
     (("/no/such/program",), "the command /no/such/program was not found"),
     (("{}/plain", "x"), "is not executable; run `chmod +x"),
+    (("{}", "x"), "is a directory; name the program in it"),
     (("{}/odd",), "asks in its first line for the interpreter /no/such/python, which is not on this node"),
     (("{}/dos",), "ends with a carriage return"),
 ]

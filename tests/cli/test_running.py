@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import re
 import signal
@@ -13,9 +14,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from callboard.cli.jobs.run_verb import _part_of
 from callboard.cli.jobs.running import _indexes, _program
 from callboard.cli.main import app
 from callboard.client.jobs import JobHandle
+from callboard.wire.refusals import NotFound
 from tests.cli.cluster import ROOT, RealCluster, job
 
 
@@ -149,6 +152,12 @@ class TestSeveral:
         refused = await ran(cluster, "--file", str(tmp_path / "odd.txt"))
         assert refused.exit_code == 2
         assert "line 2: No closing quotation" in refused.stderr
+        (tmp_path / "half.txt").write_text("true\n''\n")
+        half = await ran(cluster, "--name", "half", "--file", str(tmp_path / "half.txt"))
+        assert half.exit_code == 2
+        assert "half-2: components[0].command: names no program" in half.stderr
+        with pytest.raises(NotFound):
+            await job_named(cluster, "half-1")
 
     async def test_two_nodes_meet_and_detached_runs_print_their_names(self, cluster: RealCluster) -> None:
         grows = await ran(cluster, "--nodes", "1:2", "--detach", "--name", "grows", "--", "sleep", "1000")
@@ -269,6 +278,13 @@ def test_a_job_is_called_like_its_program(command: list[str], name: str) -> None
         ("--nodes", "2:", "--", "echo"),
         ("--env", "X", "--", "echo"),
         ("--memory-per-node", "many", "--", "echo"),
+        ("--tail", "1", "--", "echo"),
+        ("--file", "/nowhere/runs.txt"),
+        ("--file", "/"),
+        *(
+            (option, "", "--", "echo")
+            for option in ("--array", "--env", "--memory-per-node", "--name", "--working-dir")
+        ),
     ],
 )
 def test_options_that_make_no_sense_are_refused(arguments: tuple[str, ...]) -> None:
@@ -276,4 +292,13 @@ def test_options_that_make_no_sense_are_refused(arguments: tuple[str, ...]) -> N
 
     from callboard.cli.main import app
 
-    assert CliRunner().invoke(app, ["run", "--controller", "127.0.0.1:1", *arguments]).exit_code == 2
+    done = CliRunner().invoke(app, ["run", "--controller", "127.0.0.1:1", *arguments])
+    assert done.exit_code == 2
+    assert isinstance(done.exception, SystemExit)
+
+
+@pytest.mark.parametrize(
+    ("cpus", "workers", "each"), [(8, 3, 2.666), (8, 1, 8), (0, 2, 0), (0.0001, 1, 0.0001), (math.inf, 2, math.inf)]
+)
+def test_workers_of_a_node_have_no_more_cpus_than_was_asked(cpus: float, workers: int, each: float) -> None:
+    assert _part_of(cpus, workers) == each

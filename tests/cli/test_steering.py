@@ -161,6 +161,22 @@ class TestPools:
         assert run("pool", "set", "rlhf", change, "protected=true").exit_code == 2
         assert api.seen(UpdatePoolRequest) == []
 
+    @pytest.mark.parametrize(
+        ("changes", "why"),
+        [
+            (("nominal.cpu=8", "nominal.cpu=9"), "nominal.cpu is changed twice"),
+            (("nominal={cpu: 8, cpu: 9}",), "the key 'cpu' occurs twice"),
+            (("nominal.cpu=010",), "010 is 8 here"),
+        ],
+    )
+    def test_a_change_that_says_two_things_is_refused(
+        self, run: Run, api: FakeApi, changes: tuple[str, ...], why: str
+    ) -> None:
+        done = run("pool", "set", "rlhf", *changes)
+        assert done.exit_code == 2
+        assert why in done.output
+        assert api.seen(UpdatePoolRequest) == []
+
     def test_a_change_in_between_is_said(self, run: Run, api: FakeApi) -> None:
         api.on(methods.UPDATE_POOL, refusing(EtagMismatch("pool rlhf is at version 10")))
         shown = run("pool", "set", "rlhf", "nominal.cpu=8")

@@ -40,6 +40,27 @@ class TestWhereFaultsAre:
         assert fault.line == 2
         assert "occurs twice, first in line 1" in fault.message
 
+    @pytest.mark.parametrize(
+        ("line", "field"),
+        [
+            ("  workers: 010", "components[0].workers"),
+            ("  resources: {cpu: 1:30}", "components[0].resources.cpu"),
+            ("  kwargs: {mode: [0755]}", "components[0].kwargs.mode[0]"),
+            ("priority: 010", "priority"),
+            ("wait_for_nodes: 1:30", "wait_for_nodes.timeout"),
+        ],
+    )
+    def test_ps_01_a_number_that_nobody_typed_is_refused(self, line: str, field: str) -> None:
+        with pytest.raises(InvalidInput) as caught:
+            job_spec(read_yaml(f"name: j\npool: p\ncomponents:\n- name: c\n  actor: m:C\n{line}\n"))
+        (fault,) = caught.value.faults
+        assert (fault.field, fault.line) == (field, 6)
+        assert "for YAML reads" in fault.message
+
+    def test_ps_01_configs_of_others_may_have_such_numbers(self) -> None:
+        assert read_yaml("mode: 0755\nat: 1:30\n", ours=False) == {"mode": 493, "at": 90}
+        assert read_yaml("a: 0\nb: 0x10\nc: 1_000\nd: '010'\n") == {"a": 0, "b": 16, "c": 1000, "d": "010"}
+
     def test_faults_of_a_job_have_line_and_column(self) -> None:
         text = "name: j\npool: p\ncomponents:\n- name: c\n  actor: nothing\n  resources: {cpu: 1, gpu: 1.5}\n- nam: d\n"
         with pytest.raises(InvalidInput) as caught:

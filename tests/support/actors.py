@@ -110,9 +110,13 @@ class Plain:
         """Print a line."""
         print(text)  # noqa: T201 - what it is for
 
-    def fail(self) -> None:
+    def fail(self, why: str = "as asked") -> None:
         """Raise."""
-        raise RuntimeError("as asked")
+        raise RuntimeError(why)
+
+    def run_out(self) -> None:
+        """Ask for more than there is."""
+        next(iter(()))
 
     def count(self, to: int) -> Iterator[int]:
         """Yield."""
@@ -225,6 +229,8 @@ class Yielding:
             "bytes": str(self.steps).encode(),
             "uri": "s3://bucket/key",
             "huge": b"x" * (2 << 20),
+            "long": "x" * (2 << 20),
+            "half": "\ud800",
             "odd": 7,
         }[self.kind]
 

@@ -38,8 +38,14 @@ class RemoteError(Exception):
         self.message = message
 
 
-def encode(message: Json) -> bytes:
-    body = json.dumps(message, separators=(",", ":")).encode()
+def encode(message: Json, *, from_child: bool = False) -> bytes:
+    """The frame of a message.
+
+    Args:
+        from_child: it may hold texts of a user's code. Half of a surrogate pair, which no message of the controller
+            can carry, becomes "?": it must not end the agent.
+    """
+    body = json.dumps(message, separators=(",", ":"), ensure_ascii=not from_child).encode(errors="replace")
     if len(body) > MAX_FRAME_BYTES:
         raise ValueError(f"a message of {len(body)} bytes; at most {MAX_FRAME_BYTES}")
     return _LENGTH.pack(len(body)) + body
@@ -136,9 +142,10 @@ async def answer_all(reader: asyncio.StreamReader, writer: asyncio.StreamWriter,
     async def answer(request: Json) -> None:
         try:
             reply = {"id": request["id"], "result": await handler(request["method"], request["argument"])}
-            frame = encode(reply)
+            frame = encode(reply, from_child=True)
         except Exception as error:  # noqa: BLE001 - whatever it is, the one who asked must hear of it
-            frame = encode({"id": request["id"], "error": {"kind": type(error).__name__, "message": str(error)}})
+            said = {"kind": type(error).__name__, "message": str(error)}
+            frame = encode({"id": request["id"], "error": said}, from_child=True)
         writer.write(frame)
 
     try:

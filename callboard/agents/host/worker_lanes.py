@@ -96,12 +96,21 @@ def in_thread(function: Callable[..., Any], /, *args: Any) -> Future[Any]:
 
     def run() -> None:
         try:
-            future.set_result(_finish(function(*args)))
+            future.set_result(_called(function, *args))
         except BaseException as error:  # noqa: BLE001 - it goes to whoever waits for the future
             future.set_exception(error)
 
     threading.Thread(target=run, name="callboard-hook", daemon=True).start()
     return future
+
+
+def _called(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """What a function returns. A `next()` that ran out raises what no future of asyncio takes: whoever awaits it would
+    wait for ever."""
+    try:
+        return _finish(function(*args, **kwargs))
+    except StopIteration as error:
+        raise RuntimeError(f"a next() in it had nothing left ({error!r})") from error
 
 
 def _finish(result: Any) -> Any:
@@ -162,13 +171,13 @@ class ThreadLane:
         self._pool, self._build, self._enter = pool, build or pool, enter or pool
 
     def build(self, function: Callable[..., Any], /, *args: Any) -> Future[Any]:
-        return self._build.submit(lambda: _finish(function(*args)))
+        return self._build.submit(lambda: _called(function, *args))
 
     def enter(self, function: Callable[..., Any], /) -> Future[Any]:
-        return self._enter.submit(lambda: _finish(function()))
+        return self._enter.submit(lambda: _called(function))
 
     def call(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        return self._pool.submit(lambda: _finish(function(*args, **kwargs)))
+        return self._pool.submit(lambda: _called(function, *args, **kwargs))
 
     async def stream(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
         """Iterate on the pool, one thread for the whole stream."""
@@ -181,7 +190,7 @@ class ThreadLane:
             finally:
                 mailbox.end()
 
-        async for item in mailbox.items(self._pool.submit(produce)):
+        async for item in mailbox.items(self._pool.submit(lambda: _called(produce))):
             yield item
 
     def hook(self, function: Callable[..., Any], /, *args: Any) -> Future[Any]:

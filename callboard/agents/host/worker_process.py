@@ -331,18 +331,18 @@ def failed(failure: str, error: BaseException) -> dict[str, Any]:
 
 def checkpoint_answer(state: object) -> dict[str, Any]:
     """What `checkpoint()` returned, as plain values."""
-    match state:
-        case None:
-            return {}
-        case str():
-            return {"uri": state}
-        case bytes() | bytearray() if len(state) <= MAX_CHECKPOINT_BYTES:
-            return {"data": base64.b64encode(state).decode()}
-        case bytes() | bytearray():
-            size = f"{len(state)} bytes; at most {MAX_CHECKPOINT_BYTES}, else return a URI"
-            return {"error": f"checkpoint() returned {size}"}
-        case _:
-            return {"error": f"checkpoint() returned {type(state).__name__}, not bytes or a URI"}
+    if state is None:
+        return {}
+    if not isinstance(state, bytes | bytearray | str):
+        return {"error": f"checkpoint() returned {type(state).__name__}, not bytes or a URI"}
+    try:
+        data = state.encode() if isinstance(state, str) else bytes(state)
+    except UnicodeEncodeError:
+        return {"error": "checkpoint() returned a text with half of a surrogate pair, which is no URI"}
+    if len(data) > MAX_CHECKPOINT_BYTES:
+        instead = "" if isinstance(state, str) else ", else return a URI"
+        return {"error": f"checkpoint() returned {len(data)} bytes; at most {MAX_CHECKPOINT_BYTES}{instead}"}
+    return {"uri": state} if isinstance(state, str) else {"data": base64.b64encode(data).decode()}
 
 
 def group_checkpoint_answer(states: Mapping[str, object]) -> dict[str, Any]:

@@ -285,6 +285,8 @@ def _found(name: str, path: str) -> str:
     found = shutil.which(name, path=path)
     if found is None:
         file = Path(name)
+        if "/" in name and file.is_dir():
+            raise ProgramFailed(f"{name} is a directory; name the program in it", CANNOT_RUN)
         if "/" in name and file.is_file():
             raise ProgramFailed(
                 f"{name} is not executable; run `chmod +x {name}`, or name what runs it: command: [bash, {name}]",

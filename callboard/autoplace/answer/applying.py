@@ -51,7 +51,7 @@ def with_placement(text: str, num_nodes: int, placement: Mapping[str, PlacementV
         InvalidInput: it is no YAML, or the section is what an alias elsewhere stands for, or written in a way that
             can't be changed.
     """
-    before = read_yaml(text)
+    before = read_yaml(text, ours=False)
     mark = BYTE_ORDER_MARK if text.startswith(BYTE_ORDER_MARK) else ""
     body = text.removeprefix(mark)
     root = yaml.compose(body, Loader=yaml.SafeLoader)
@@ -293,7 +293,7 @@ def _comparable(value: Any) -> Any:
 def _verify(before: Mapping[str, Any], text: str, num_nodes: int, placement: Mapping[str, PlacementValue]) -> None:
     """The changed text says what was meant, and nothing else changed."""
     try:
-        after = read_yaml(text)
+        after = read_yaml(text, ours=False)
     except InvalidInput as error:
         raise _refused("cluster.component_placement", f"the changed file could not be read ({error})") from error
     cluster = after.get("cluster")

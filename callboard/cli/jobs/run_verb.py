@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import sys
@@ -12,6 +13,7 @@ import typer
 
 from callboard.cli import actions
 from callboard.cli.options import argument, option, takes
+from callboard.model.quantities import MILLI
 
 app = typer.Typer()
 
@@ -40,9 +42,9 @@ def run(
         str, option("--gpu-memory-min", "SIZE", "Memory that each GPU must have, e.g. 80GiB.")
     ] = "",
     cpus_per_node: Annotated[
-        float,
-        option("--cpus-per-node", "N", "CPUs on each of them. Default: 1, or 1 per GPU.", min=0, show_default=False),
-    ] = 0,
+        float | None,
+        option("--cpus-per-node", "N", "CPUs on each of them. Default: 1, or 1 per GPU.", min=0),
+    ] = None,
     memory_per_node: Annotated[str, option("--memory-per-node", "SIZE", "Memory on each, e.g. 16GiB.")] = "",
     per_gpu: Annotated[
         bool,
@@ -136,7 +138,10 @@ def run(
             raise typer.BadParameter(why, param_hint=flag)
     each = gpus_per_node if per_gpu else 1
     fewest, most = (number * each for number in _fewest_and_most(nodes))
-    resources: dict[str, float | int | str] = {"cpu": (cpus_per_node or max(1, gpus_per_node)) / each}
+    if tail != "all" and int(tail) >= most:
+        raise typer.BadParameter(f"there is no rank {tail}; there are {most}, from 0", param_hint="--tail")
+    cpus = max(1, gpus_per_node) if cpus_per_node is None else cpus_per_node
+    resources: dict[str, float | int | str] = {"cpu": _part_of(cpus, each)}
     if gpus_per_node:
         resources["gpu"] = gpus_per_node // each
     resources |= {key: value for key, value in (("gpu_model", gpu_model), ("gpu_memory_min", gpu_memory_min)) if value}
@@ -167,6 +172,11 @@ def run(
         rank=None if tail == "all" else int(tail),
         detach=detach,
     )
+
+
+def _part_of(cpus: float, workers: int) -> float:
+    """What each of a node's workers asks for: whole thousandths, and together no more than was asked."""
+    return cpus if workers == 1 or not math.isfinite(cpus) else math.floor(cpus * MILLI / workers) / MILLI
 
 
 def _fewest_and_most(nodes: str) -> tuple[int, int]:

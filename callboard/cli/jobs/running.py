@@ -21,13 +21,16 @@ from callboard.cli.layouts.config_source import read_text
 from callboard.cli.options import reading, wishes
 from callboard.cli.show.exits import FAILED, INTERRUPTED
 from callboard.cli.show.failures import EXPECTED, failure_of
-from callboard.cli.show.verb_guard import with_client
+from callboard.cli.show.verb_guard import failing_in_words, with_client
 from callboard.client.calls.watching import MISSING, LogLine
 from callboard.client.client import Client
 from callboard.client.jobs import ENDED, JobHandle
+from callboard.model.faults import Fault, InvalidInput
+from callboard.model.inputs import job_spec
 from callboard.model.names import is_name
 from callboard.model.quantities import parse_memory
 from callboard.model.requests import fresh_name
+from callboard.model.specs import JobSpec
 
 MOST_RUNS = 1_000
 """Of one array or file."""
@@ -68,7 +71,8 @@ def run(
             resources = {**component["resources"], "memory": parse_memory(memory[0]) // memory[1]}
         component = {**component, "resources": resources}
     if file is not None:
-        commands = _lines(file)
+        with failing_in_words():
+            commands = _lines(file)
         base = name or fresh_name(_word(file.stem))
         runs = [(f"{base}-{number}", each, variables) for number, each in enumerate(commands, 1)]
     elif array:
@@ -88,17 +92,21 @@ def run(
         handles: list[JobHandle] = []
         # Once, whatever the number of runs.
         sent: Any = await client.send_code({"components": [component]})
-        for job_name, arguments, own in runs:
-            asked = {**sent["components"][0], "command": arguments, "env": own}
+        # All are read before the first is sent: a fault of one leaves nothing half done.
+        specs = [
+            _spec({**job, "name": name, "components": [{**sent["components"][0], "command": each, "env": own}]})
+            for name, each, own in runs
+        ]
+        for spec in specs:
             try:
-                handles.append(await client.submit({**job, "name": job_name, "components": [asked]}))
+                handles.append(await client.submit(spec))
             except EXPECTED:
                 if handles:
                     names = f"{handles[0].name} … {handles[-1].name}"
                     tell(f"{len(handles)} of {len(runs)} runs were submitted and go on: {names}")
                 raise
             if detach:
-                typer.echo(job_name)
+                typer.echo(spec.name)
         if detach:
             return
         if component.get("tty"):
@@ -112,6 +120,14 @@ def run(
         raise typer.Exit(code)
 
     with_client(action)
+
+
+def _spec(asked: Mapping[str, Any]) -> JobSpec:
+    """The spec of a run; its faults say which run it is."""
+    try:
+        return job_spec(asked)
+    except InvalidInput as error:
+        raise InvalidInput(Fault(f"{asked['name']}: {fault.field}", fault.message) for fault in error.faults) from error
 
 
 def _name_what_stayed(code: int, command: Sequence[str], component: Mapping[str, Any]) -> None:

@@ -136,7 +136,7 @@ def load_config(name: str, config_path: Path | None, overrides: Sequence[str] = 
         why = f"{error.strerror}." if isinstance(error, OSError) else "It is not UTF-8 text."
         raise CommandFailed(f"The config {file} can't be read.", why, "Name another.", BAD_INPUT) from error
     try:
-        own = read_yaml(text)
+        own = read_yaml(text, ours=False)
     except InvalidInput as error:
         raise InvalidInput(
             Fault(fault.field or str(file), fault.message, fault.line, fault.column) for fault in error.faults

@@ -55,11 +55,14 @@ def create(
 
 def _amounts_of(text: str, field: str) -> dict[str, str]:
     """ "cpu=2,memory=4GiB" as a mapping; what the amounts are is checked with the pool."""
+    option = f"--{field.replace('_', '-')}"
     parts = [part.partition("=") for part in text.split(",")]
     if not all(name and equals and amount for name, equals, amount in parts):
-        option = f"--{field.replace('_', '-')}"
         raise typer.BadParameter(f"{text} is not a list of amounts; write e.g. cpu=2,memory=4GiB", param_hint=option)
-    return {name.strip(): amount.strip() for name, _, amount in parts}
+    found = {name.strip(): amount.strip() for name, _, amount in parts}
+    if len(found) < len(parts):
+        raise typer.BadParameter(f"{text} has a resource twice; state each once", param_hint=option)
+    return found
 
 
 def read_pool(file: Path) -> Mapping[str, Any]:

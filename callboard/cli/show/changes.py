@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import yaml
-
 from callboard.cli.show.exits import BAD_INPUT, CommandFailed
+from callboard.model.faults import InvalidInput
+from callboard.model.inputs import read_yaml
 
 Change = tuple[tuple[str, ...], Any]
 """Path of a field, and its new value."""
@@ -23,9 +24,18 @@ def read_changes(changes: Iterable[str]) -> list[Change]:
     """The changes that arguments such as "nominal.cpu=8" ask for.
 
     Raises:
-        CommandFailed: one is no change.
+        CommandFailed: one is no change, or changes what another one does.
     """
-    return [_read(text) for text in changes]
+    found = dict[tuple[str, ...], Any]()
+    for text in changes:
+        path, value = _read(text)
+        if path in found:
+            name = ".".join(path)
+            raise CommandFailed(
+                f"{name} is changed twice.", "One value can't be two.", f"State {name} once.", BAD_INPUT
+            )
+        found[path] = value
+    return list(found.items())
 
 
 def changed(mapping: Mapping[str, Any], changes: Iterable[Change]) -> dict[str, Any]:
@@ -55,8 +65,12 @@ def _read(text: str) -> Change:
             BAD_INPUT,
         )
     try:
-        return path, yaml.safe_load(value)
-    except yaml.YAMLError as error:
+        # As what stands below a key of a file, so that it is refused where that is.
+        return path, read_yaml("value:\n" + textwrap.indent(value, "  "))["value"]
+    except InvalidInput as error:
         raise CommandFailed(
-            f"The value of {name} can't be read.", str(error), "Write it as YAML, for example [a, b].", BAD_INPUT
+            f"The value of {name} can't be read.",
+            f"{error.faults[0].message}.",
+            "Write it as YAML, for example [a, b].",
+            BAD_INPUT,
         ) from error

@@ -35,7 +35,7 @@ def main() -> int:
 
 
 def _answer(request: dict[str, Any]) -> Answer:
-    config = read_yaml(request["config"])
+    config = read_yaml(request["config"], ours=False)
     nodes = request["nodes"]
 
     def searched(problem: Problem) -> Plan:

@@ -205,11 +205,13 @@ def worker_meant(driver: Driver, job: JobRecord, component: str, rank: int) -> W
     if job.state in ENDED:
         raise WrongState(f"job {job.name} is {job.state.value}, and its workers are gone", metadata=subject)
     if rank >= meant[0].max_workers:
-        raise NotFound(f"{meant[0].name} of job {job.name} has ranks 0 to {meant[0].max_workers - 1}", metadata=part)
+        raise NotFound(
+            f"component {meant[0].name} of job {job.name} has ranks 0 to {meant[0].max_workers - 1}", metadata=part
+        )
     for worker in state.workers_of(job.uid):
         if (worker.component, worker.rank, worker.state) == (meant[0].name, rank, WorkerState.READY):
             return worker
-    what = f"{meant[0].name}/{rank} of job {job.name} is not ready; the job is {job.state.value}"
+    what = f"worker {meant[0].name}/{rank} of job {job.name} is not ready; the job is {job.state.value}"
     raise WrongState(f"{what}. `callboard job explain {job.name}` says why", metadata=subject)
 
 

@@ -16,8 +16,8 @@ from typing import Annotated, Any, TypeVar
 
 from callboard.model import names
 from callboard.model import names as environment
-from callboard.model.inputs.located import Misfit, Place, Refused, each, raise_any, shown, shown_text
-from callboard.model.inputs.scalars import Exact, JsonText, label, module, name, plain_number, text, whole
+from callboard.model.inputs.located import Misfit, OddNumber, Place, Refused, each, raise_any, shown, shown_text
+from callboard.model.inputs.scalars import Exact, JsonText, label, module, name, plain_number, refuse_odd, text, whole
 from callboard.model.quantities import (
     IN_BYTES,
     MAX_MEMORY_BYTES,
@@ -119,7 +119,14 @@ def env(value: object) -> names.Labels:
     for key, found in read:
         each(key, variable, key, misfits)
         if not isinstance(found, str):
-            kind = "nothing" if found is None else "a number" if type(found) in (int, float) else "something else"
+            kinds = {
+                type(None): "nothing",
+                bool: "true or false",
+                int: "a number",
+                OddNumber: "a number",
+                float: "a number",
+            }
+            kind = kinds.get(type(found), "something else")
             misfits.append(Misfit((key,), f"the value is {kind}, not a text; put it in quotes if it is meant as one"))
             continue
         if "\x00" in found or any("\ud800" <= char <= "\udfff" for char in found):
@@ -242,6 +249,7 @@ def _parsed_amount(resource: str, value: object) -> int:
         raise Refused(f"{shown(value)} is not an amount; write e.g. {'2GiB' if resource in IN_BYTES else '1.5'}")
     if isinstance(value, str) and len(value) > 64:
         raise Refused(f"{shown(value)} is not an amount")
+    refuse_odd(value)
     if isinstance(value, int) and value.bit_length() > 128:
         raise Refused(f"{shown(value)} is out of bounds")
     if resource in IN_BYTES and isinstance(value, int | float) and value < 0:
@@ -450,8 +458,8 @@ def _unfit(value: object, place: Place) -> Iterator[Misfit]:
                 yield from _unfit(item, (*place, key))
             else:
                 yield Misfit(place, f"the key {shown(key)} is not a text")
-    elif isinstance(value, int) and value.bit_length() > _MOST_BITS:
-        yield Misfit(place, "the number has too many digits")
+    elif isinstance(value, int) and (isinstance(value, OddNumber) or value.bit_length() > _MOST_BITS):
+        yield Misfit(place, value.why if isinstance(value, OddNumber) else "the number has too many digits")
     elif not (value is None or isinstance(value, bool | int | float)):
         yield Misfit(
             place, f"{shown(value)} is not a JSON value; use null, true, false, numbers, texts, lists, mappings"

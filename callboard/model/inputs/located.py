@@ -28,6 +28,29 @@ class Refused(ValueError):
     """A value is refused; the text says what was read and what is allowed."""
 
 
+class OddNumber(int):
+    """A number that YAML reads in another base than people do: ``1:30`` is 90 and ``010`` is 8.
+
+    Attributes:
+        written: the text in the file.
+    """
+
+    written = ""
+
+    @classmethod
+    def of(cls, written: str, value: int) -> OddNumber:
+        """What was ``written``, which YAML reads as ``value``."""
+        made = cls(value)
+        made.written = written
+        return made
+
+    @property
+    def why(self) -> str:
+        """Why nobody takes it."""
+        base = "pairs in base 60" if ":" in self.written else "a number with a leading 0 in base 8"
+        return f"{self.written} is {int(self)} here, for YAML reads {base}; write {int(self)} if that is meant"
+
+
 class Misfits(ValueError):
     """Several faults of one value, for validators that look into it."""
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from callboard.model.inputs.located import Misfit, Misfits, Place, as_mapping, shown
+from callboard.model.inputs.located import Misfit, Misfits, OddNumber, Place, as_mapping, shown
 from callboard.model.inputs.source import MAX_DEPTH, SourceMapping
 
 KEY = "component_placement"
@@ -84,6 +84,8 @@ def _plain(value: object, place: Place, misfits: list[Misfit]) -> Any:
         return {str(key): _plain(inner, (*place, str(key)), misfits) for key, inner in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
         return [_plain(inner, (*place, index), misfits) for index, inner in enumerate(value)]
+    if isinstance(value, OddNumber):
+        return value.written
     if isinstance(value, int) and not isinstance(value, bool) and value >= 60 and _is_placement(place):
         # A reader of YAML makes 60 of 1:0, and nothing below 60 (PS-01).
         pair = f'"{value // 60}:{value % 60}"'

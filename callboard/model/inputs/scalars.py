@@ -15,7 +15,7 @@ from typing import Annotated, Any, TypeVar
 
 from callboard.model import names
 from callboard.model.durations import format_duration_ms, parse_duration_ms
-from callboard.model.inputs.located import Refused, shown
+from callboard.model.inputs.located import OddNumber, Refused, shown
 from callboard.model.quantities import MAX_MILLI, MILLI, QuantityError, format_milli, parse_milli
 from callboard.model.schema import Form, Kind
 
@@ -191,12 +191,19 @@ def flag(value: object) -> bool:
     return value
 
 
+def refuse_odd(value: object) -> None:
+    """Refuses a number that may be another than was meant."""
+    if isinstance(value, OddNumber):
+        raise Refused(value.why)
+
+
 def whole(minimum: int, maximum: int) -> Kind:
     """A whole number from ``minimum`` to ``maximum``."""
 
     def read(value: object) -> int:
         if isinstance(value, bool) or not isinstance(value, int):
             raise Refused(f"{shown(value)} is not a whole number; {minimum} to {maximum} is allowed")
+        refuse_odd(value)
         if not minimum <= value <= maximum:
             raise Refused(f"{shown(value)} is out of bounds; {minimum} to {maximum} is allowed")
         return value
@@ -282,6 +289,7 @@ def _parsed(parse: Callable[[Any], int], value: object) -> int:
         raise Refused(f"{shown(value)} is not a number")
     if isinstance(value, bool) or (isinstance(value, str) and not 0 < len(value) <= 64):
         raise Refused(f"{shown(value)} is not a number")
+    refuse_odd(value)
     if isinstance(value, int) and value.bit_length() > 128:
         raise Refused(f"{shown(value)} is out of bounds")
     try:

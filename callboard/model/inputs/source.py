@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from callboard.model.faults import Fault, InvalidInput
-from callboard.model.inputs.located import Place, path_of, shown_text
+from callboard.model.inputs.located import OddNumber, Place, path_of, shown_text
 
 MAX_TEXT_BYTES = 4 << 20
 """Largest file."""
@@ -31,6 +31,9 @@ MAX_DEPTH = 64
 _MAX_OPEN = 1000
 
 _PLAIN_TAGS = ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
+
+_ODD_NUMBER = re.compile(r"[-+]?(?:0[0-9_]+|[0-9_]+(?::[0-9]+)+)")
+"""An integer in base 8 or 60, where most who write it mean another."""
 
 _LINE_BREAK = re.compile("\r\n|[\r\n\x85\u2028\u2029]")
 """What ends a line for YAML."""
@@ -95,13 +98,17 @@ def composed(text: str, loader: type = yaml.SafeLoader) -> yaml.MappingNode:
     return node
 
 
-def read_yaml(text: str) -> SourceMapping:
+def read_yaml(text: str, *, ours: bool = True) -> SourceMapping:
     """The mapping that a YAML or JSON text holds.
+
+    Args:
+        ours: it is a file of callboard's, of whose numbers those that may be misread are marked as an
+            :class:`OddNumber`; else a config of others, who read it themselves.
 
     Raises:
         InvalidInput: what :func:`composed` refuses, a key twice, or too many values; with line and column.
     """
-    reader = _Reader()
+    reader = _Reader(ours)
     node = composed(text)
     with _refusing(text):
         values = reader.value(node, ())
@@ -142,7 +149,8 @@ def _flow_depth(text: str) -> int:
 class _Reader:
     """Turns nodes into values once, noting where each was and what is wrong."""
 
-    def __init__(self) -> None:
+    def __init__(self, ours: bool) -> None:
+        self._ours = ours
         # Of scalars; no tag can name a Python object.
         self._constructor = yaml.constructor.SafeConstructor()
         self._seen = 0
@@ -202,7 +210,10 @@ class _Reader:
         return merged
 
     def _scalar(self, node: yaml.Node) -> Any:
-        return self._constructor.construct_object(node)
+        value = self._constructor.construct_object(node)
+        if self._ours and type(value) is int and _ODD_NUMBER.fullmatch(node.value):
+            return OddNumber.of(node.value, value)
+        return value
 
 
 def _refused(node: yaml.Node, problem: str) -> yaml.MarkedYAMLError:
