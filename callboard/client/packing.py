@@ -55,7 +55,7 @@ def pack_module(path: Path, into: IO[bytes], field: str) -> str:
     Raises:
         InvalidInput: as `pack`; or nobody could import it.
     """
-    name = path.resolve().name
+    name = _real(path).name
     if not path.is_dir() and (not path.is_file() or path.suffix != ".py"):
         what = "is neither a directory nor a .py file" if path.exists() else "is not there"
         raise InvalidInput([Fault(field, f"{path} {what}; wheels and archives belong in env: {{requirements: …}}")])
@@ -174,12 +174,17 @@ def _tree(directory: Path, field: str) -> Iterator[tuple[str, Path]]:
         if directory.exists():
             remedy = f"name the folder that it is in, {directory.parent}"
         raise InvalidInput([Fault(field, f"{directory} is not a directory; {remedy}")])
-    root = directory.resolve()
+    root = _real(directory)
     for name in sorted(_files(directory)):
         path = directory / name
-        if path.is_symlink() and (not path.resolve().is_relative_to(root) or path.readlink().is_absolute()):
+        if path.is_symlink() and (not _real(path).is_relative_to(root) or path.readlink().is_absolute()):
             raise InvalidInput([Fault(field, f"{path} is a link that leads out of {directory}")])
         yield name, path
+
+
+def _real(path: Path) -> Path:
+    """Where a path leads; of links that lead to each other it is one of them, where ``Path.resolve`` may raise."""
+    return Path(os.path.realpath(path))
 
 
 def _written(members: Iterable[tuple[str, Path]], into: IO[bytes], source: Path, field: str) -> str:

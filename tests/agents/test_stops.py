@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from callboard import StopNotice
-from callboard.agents.host.worker_process import noticed
+from callboard.agents.host.worker_process import checkpoint_answer, noticed
 from callboard.agents.system.processes import exited
 from callboard.agents.worker.verdict import how_it_ended, usual_causes
 from callboard.security.processes import identify
@@ -59,15 +59,7 @@ async def test_ft_a5_hooks_are_told_why_and_until_when(controller: FakeControlle
 
 
 @pytest.mark.usefixtures("agent")
-@pytest.mark.parametrize(
-    ("left", "why"),
-    [
-        ("odd", "returned int, not bytes or a URI"),
-        ("huge", "2097152 bytes"),
-        ("long", "2097152 bytes"),
-        ("half", "half of a surrogate pair"),
-    ],
-)
+@pytest.mark.parametrize(("left", "why"), [("odd", "returned int, not bytes or a URI"), ("huge", "2097152 bytes")])
 async def test_ft_a4_a_checkpoint_that_is_none_is_reported_as_lost(
     controller: FakeController, left: str, why: str
 ) -> None:
@@ -76,6 +68,11 @@ async def test_ft_a4_a_checkpoint_that_is_none_is_reported_as_lost(
     end = await stopped(controller, start, checkpoint=True, cancel_timeout_ms=LONG_MS)
     assert why in end.checkpoint_lost
     assert not end.HasField("checkpoint")
+
+
+@pytest.mark.parametrize(("left", "why"), [("x" * (2 << 20), "2097152 bytes"), ("\ud800", "half of a surrogate pair")])
+def test_ft_a4_a_text_that_no_message_carries_is_no_checkpoint(left: str, why: str) -> None:
+    assert why in checkpoint_answer(left)["error"]
 
 
 @pytest.mark.usefixtures("agent")

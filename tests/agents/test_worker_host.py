@@ -185,7 +185,7 @@ class TestSyncClass:
     async def test_a_next_that_ran_out_is_an_error_and_not_a_call_that_never_ends(self, host: Host, limit: int) -> None:
         hosted, _ = await host("Plain", max_concurrency=limit)
         with pytest.raises(HostError, match=r"RuntimeError: a next\(\) in it had nothing left"):
-            await call(hosted, "run_out")
+            await call(hosted, "fail", "a next()")
 
     async def test_half_a_surrogate_pair_reaches_nobody(self, host: Host) -> None:
         hosted, _ = await host("Plain")

@@ -217,6 +217,32 @@ class TestStop:
         assert "are 3000000 bytes, and packed more than 1048576; write the state to storage" in end.checkpoint_lost
 
     @pytest.mark.usefixtures("agent")
+    async def test_links_of_a_checkpoint_lead_to_the_same_the_next_time(
+        self, controller: FakeController, fifo: Path
+    ) -> None:
+        saved = "mkdir step-2; echo two > step-2/w; ln -s $PWD/step-2 latest; ln -s step-2/w newest"
+        start = shell(f'cd "$CALLBOARD_CHECKPOINT_DIR"; {saved}; echo > {fifo}; exec sleep 1000')
+        await ready(controller, start)
+        await said_through(fifo)
+        end = await stopped(controller, start, cancel_timeout_ms=LONG_MS, checkpoint=True)
+
+        again = shell('cd "$CALLBOARD_CHECKPOINT_DIR"; test "$(cat latest/w newest)" = "two\ntwo"', generation=2)
+        again.checkpoint.CopyFrom(end.checkpoint)
+        await ready(controller, again)
+        assert (await ended(controller)).succeeded
+
+    @pytest.mark.usefixtures("agent")
+    @pytest.mark.parametrize("target", ["/shared/step-2", "../step-2"])
+    async def test_a_checkpoint_with_a_link_that_leads_out_is_told_as_lost(
+        self, controller: FakeController, fifo: Path, target: str
+    ) -> None:
+        start = shell(f'ln -s {target} "$CALLBOARD_CHECKPOINT_DIR/latest"; echo > {fifo}; exec sleep 1000')
+        await ready(controller, start)
+        await said_through(fifo)
+        end = await stopped(controller, start, cancel_timeout_ms=LONG_MS, checkpoint=True)
+        assert f"latest in CALLBOARD_CHECKPOINT_DIR is a link to {target}, which does not travel" in end.checkpoint_lost
+
+    @pytest.mark.usefixtures("agent")
     async def test_one_that_ignores_sigterm_is_killed(
         self, controller: FakeController, tmp_path: Path, fifo: Path
     ) -> None:

@@ -60,6 +60,12 @@ def test_a_link_that_leads_out_is_refused_with_its_name(tree: Path, target: str)
         packed(tree)
 
 
+def test_links_that_lead_to_each_other_travel_as_they_are(tree: Path) -> None:
+    (tree / "a").symlink_to("b")
+    (tree / "b").symlink_to("a")
+    assert {"a", "b"} <= set(packed(tree)[1])
+
+
 def test_what_is_no_directory_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="is not a directory"):
         packed(tmp_path / "nothing")

@@ -113,21 +113,42 @@ class Program:
 
     def checkpoint(self) -> bytes | None:
         """The files that the command left in its folder, if any."""
-        found = [path for path in sorted(self._folder.rglob("*")) if path.is_file()]
+        found = [path for path in sorted(self._folder.rglob("*")) if path.is_symlink() or path.is_file()]
         if not found:
             return None
-        size = sum(path.stat().st_size for path in found)
+        size = sum(path.lstat().st_size for path in found)
         packed = io.BytesIO()
         if size <= _MAX_UNPACKED_BYTES:
             with tarfile.open(fileobj=packed, mode="w:gz") as archive:
                 for path in found:
-                    archive.add(path, path.relative_to(self._folder))
+                    self._pack(path, archive)
         if not packed.tell() or packed.tell() > MAX_CHECKPOINT_BYTES:
             raise ValueError(
                 f"the files in {CHECKPOINT_VARIABLE} are {size} bytes, and packed more than {MAX_CHECKPOINT_BYTES}; "
                 "write the state to storage that all nodes share, and only its path to a file there"
             )
         return packed.getvalue()
+
+    def _pack(self, path: Path, archive: tarfile.TarFile) -> None:
+        """Add a file, or a link such as `latest` by what it leads to in the folder, which is another next time.
+
+        Raises:
+            ValueError: a link leads out of the folder.
+        """
+        entry = archive.gettarinfo(path, str(path.relative_to(self._folder)))
+        if entry.issym():
+            target = Path(os.path.normpath(path.parent / entry.linkname))
+            if not target.is_relative_to(self._folder):
+                raise ValueError(
+                    f"{entry.name} in {CHECKPOINT_VARIABLE} is a link to {entry.linkname}, which does not travel with "
+                    "it; write that path to a file there"
+                )
+            entry.linkname = os.path.relpath(target, path.parent)
+        if entry.isreg():
+            with path.open("rb") as file:
+                archive.addfile(entry, file)
+        else:
+            archive.addfile(entry)
 
     def run(self) -> None:
         """Run the command to its end.
