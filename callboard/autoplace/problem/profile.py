@@ -16,7 +16,7 @@ import difflib
 import json
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,8 +29,30 @@ MAX_FAULTS = 20
 
 MAX_SECONDS = 1e9
 
-_KNOWN = ("component", "seconds", "gpus", "envs_per_instance", "rank", "attempt", "iteration", "devices")
-_KEYS = ", ".join(_KNOWN)
+
+def _whole_from(low: int) -> tuple[Callable[[Any], bool], str]:
+    return lambda it: it is None or (type(it) is int and low <= it < 1 << 63), f"a whole number from {low} on"
+
+
+_FIELDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "component": (lambda it: isinstance(it, str) and is_name(it), f"a name; names match {NAME_PATTERN}"),
+    "seconds": (
+        lambda it: type(it) in (int, float) and 0 < it <= MAX_SECONDS,
+        "a measured time; more than 0 s is allowed",
+    ),
+    "gpus": _whole_from(0),
+    "envs_per_instance": _whole_from(1),
+    "rank": _whole_from(0),
+    "attempt": _whole_from(0),
+    "iteration": _whole_from(0),
+    "devices": (
+        lambda it: isinstance(it, list) and all(isinstance(device, str) for device in it),
+        "a list of texts",
+    ),
+}
+"""Which values each key may have, and what they are called."""
+
+_KEYS = ", ".join(_FIELDS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,11 +117,11 @@ def read_timings(lines: Iterable[str], source: str) -> list[Timing]:
             break
         if not line.strip():
             continue
-        reader = _Line(line.removeprefix("\ufeff") if number == 1 else line)
-        timing = reader.timing()
-        if timing is not None and not reader.faults:
+        wrong: list[str] = []
+        timing = _timing(line.removeprefix("\ufeff") if number == 1 else line, wrong)
+        if timing is not None:
             found.append(timing)
-        faults += [Fault(source, said, number, 1) for said in reader.faults]
+        faults += [Fault(source, why, number, 1) for why in wrong]
         if len(faults) >= MAX_FAULTS:
             break
     if faults:
@@ -178,73 +200,39 @@ def components(found: Iterable[Measured]) -> dict[str, Any]:
     return {name: {"seconds_by_gpus": _ascending(table)} for name, table in tables.items()}
 
 
-class _Line:
-    """Reads one line."""
-
-    def __init__(self, line: str) -> None:
-        self._line = line
-        self._found: Mapping[str, Any] = {}
-        self.faults: list[str] = []
-
-    def timing(self) -> Timing | None:
-        """What it records; of no use when there are faults."""
-        try:
-            found = json.loads(self._line)
-        except (ValueError, RecursionError) as error:
-            self.faults.append(f"no JSON: {error}")
-            return None
-        if not isinstance(found, Mapping):
-            self.faults.append(f"{shown(found)} is not an object with the keys {_KEYS}")
-            return None
-        self._found = found
-        self._check_keys()
-        return Timing(
-            component=self._component(),
-            seconds=self._seconds(),
-            gpus=self._whole("gpus"),
-            envs=self._whole("envs_per_instance", low=1),
-            rank=self._whole("rank") or 0,
-            attempt=self._whole("attempt") or 0,
-            iteration=self._whole("iteration"),
-            devices=self._devices(),
-        )
-
-    def _check_keys(self) -> None:
-        """Recordings may say more than is read here, but no key may be another one misspelt."""
-        for key in self._found:
-            near = difflib.get_close_matches(key[:80].lower(), _KNOWN, n=1, cutoff=0.8) if key not in _KNOWN else []
-            if near:
-                self.faults.append(f"unknown key {shown_text(key)}; did you mean {near[0]}?")
-
-    def _component(self) -> str:
-        found = self._found.get("component")
-        if isinstance(found, str) and is_name(found):
-            return found
-        self.faults.append(f"component: {shown(found)} is not a name; names match {NAME_PATTERN}")
-        return ""
-
-    def _seconds(self) -> float:
-        found = self._found.get("seconds")
-        if isinstance(found, int | float) and not isinstance(found, bool) and 0 < found <= MAX_SECONDS:
-            return float(found)
-        self.faults.append(f"seconds: {shown(found)} is not a measured time; more than 0 s is allowed")
-        return 0.0
-
-    def _devices(self) -> frozenset[str]:
-        found = self._found.get("devices", [])
-        if isinstance(found, list) and all(isinstance(device, str) for device in found):
-            return frozenset(found)
-        self.faults.append(f"devices: {shown(found)} is not a list of texts")
-        return frozenset()
-
-    def _whole(self, key: str, *, low: int = 0) -> int | None:
-        found = self._found.get(key)
-        if found is None:
-            return None
-        if isinstance(found, int) and not isinstance(found, bool) and low <= found < 1 << 63:
-            return found
-        self.faults.append(f"{key}: {shown(found)} is not a whole number from {low} on")
+def _timing(line: str, faults: list[str]) -> Timing | None:
+    """What a line records; None, and why, where it is not right."""
+    try:
+        said = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        faults.append(f"no JSON: {error}")
         return None
+    if not isinstance(said, Mapping):
+        faults.append(f"{shown(said)} is not an object with the keys {_KEYS}")
+        return None
+    # Recordings may say more than is read here, but no key may be another one misspelt.
+    for key in said:
+        near = difflib.get_close_matches(key[:80].lower(), _FIELDS, n=1, cutoff=0.8) if key not in _FIELDS else []
+        if near:
+            faults.append(f"unknown key {shown_text(key)}; did you mean {near[0]}?")
+    found = {"devices": [], **said}
+    faults += [
+        f"{key}: {shown(found.get(key))} is not {what}"
+        for key, (fits, what) in _FIELDS.items()
+        if not fits(found.get(key))
+    ]
+    if faults:
+        return None
+    return Timing(
+        component=found["component"],
+        seconds=float(found["seconds"]),
+        gpus=found.get("gpus"),
+        envs=found.get("envs_per_instance"),
+        rank=found.get("rank") or 0,
+        attempt=found.get("attempt") or 0,
+        iteration=found.get("iteration"),
+        devices=frozenset(found["devices"]),
+    )
 
 
 def _iterations(runs: Iterable[Timing]) -> Iterator[float]:

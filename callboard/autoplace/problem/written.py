@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Annotated
 
 from callboard.autoplace.problem.costs import Scaling
@@ -50,28 +51,17 @@ def number(value: object, least: float, most: float, *, above: bool = False) -> 
     return float(value)
 
 
-def seconds(value: object) -> float:
-    """A measured time: above zero, since what takes no time was not measured."""
-    return number(value, 0.0, MAX_SECONDS, above=True)
+seconds = partial(number, least=0.0, most=MAX_SECONDS, above=True)
+"""A measured time: above zero, since what takes no time was not measured."""
 
+extra_seconds = partial(number, least=0.0, most=MAX_SECONDS)
+"""A cost that may be nothing."""
 
-def extra_seconds(value: object) -> float:
-    """A cost that may be nothing."""
-    return number(value, 0.0, MAX_SECONDS)
+gib = partial(number, least=0.0, most=MAX_GIB)
+"""Memory in GiB, 0 for none."""
 
-
-def gib(value: object) -> float:
-    """Memory in GiB, 0 for none."""
-    return number(value, 0.0, MAX_GIB)
-
-
-def hbm_gib(value: object) -> float:
-    """The memory of a GPU in GiB."""
-    return number(value, 0.0, MAX_GIB, above=True)
-
-
-def staleness(value: object) -> float:
-    return number(value, 0.0, MAX_STALENESS)
+hbm_gib = partial(number, least=0.0, most=MAX_GIB, above=True)
+"""The memory of a GPU in GiB."""
 
 
 def count(value: object, least: int = 1, most: int = MAX_GPUS) -> int:
@@ -153,7 +143,7 @@ def objective(value: object) -> Objective:
     if isinstance(value, Mapping) and set(value) == {"async"}:
         inner = dict(entries(value["async"] or {}, "e.g. {staleness: 1}"))
         misfits: list[Misfit] = []
-        eta = each("staleness", staleness, inner.pop("staleness", 1.0), misfits)
+        eta = each("staleness", partial(number, least=0.0, most=MAX_STALENESS), inner.pop("staleness", 1.0), misfits)
         misfits += [Misfit((key,), "unknown key; did you mean staleness?") for key in inner]
         misfits = [Misfit(("async", *misfit.place), misfit.message) for misfit in misfits]
         raise_any(misfits)

@@ -47,12 +47,17 @@ _RUNTIMES = {agent_pb2.RUNTIME_RAY: "ray", agent_pb2.RUNTIME_PROCESS: "process"}
 _VARIABLE = re.compile(r"[A-Z][A-Z0-9_]{0,63}")
 
 
+def minor_of(version: str) -> str:
+    """The version as far as others must have the same: "3.12" of "3.12.4"."""
+    return ".".join(version.split(".")[:2])
+
+
 def check_version(hello: agent_pb2.Hello) -> None:
     """
     Raises:
         VersionMismatch: major or minor differ from the controller's.
     """
-    if _major_minor(hello.version) != _major_minor(__version__):
+    if minor_of(hello.version) != minor_of(__version__):
         raise VersionMismatch(
             f"the agent of node {hello.node_id[:63]!r} is callboard {hello.version[:32]!r}, the controller "
             f"{__version__}; install the same major.minor version on both",
@@ -274,7 +279,3 @@ def _worker_faults(hello: agent_pb2.Hello) -> Iterator[Fault]:
         yield Fault("workers", "generations must be positive and different")
     if any(worker.state not in _WORKER_STATES for worker in hello.workers):
         yield Fault("workers", "every worker needs a state")
-
-
-def _major_minor(version: str) -> tuple[str, ...]:
-    return tuple(version.split(".")[:2])

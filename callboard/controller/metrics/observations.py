@@ -6,6 +6,7 @@ What a restart forgets is only what Prometheus expects to be forgotten: counters
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
@@ -30,52 +31,26 @@ class Observations(Listener):
         self._yielding: set[int] = set()
         self._starting: dict[str, list[int]] = {}
         self._series: set[tuple[str, tuple[str, ...]]] = set()
-        self.preemptions = Counter(
-            "callboard_preemptions", "Victims that yielded.", ["pool", "reason", "outcome"], registry=registry
+        counter, seconds = partial(Counter, registry=registry), partial(Histogram, buckets=SECONDS, registry=registry)
+        short = partial(Histogram, buckets=SHORT_SECONDS, registry=registry)
+        self.preemptions = counter("callboard_preemptions", "Victims that yielded.", ["pool", "reason", "outcome"])
+        self.execution = seconds(
+            "callboard_preemption_execution_seconds", "From the decision until the victim's room was free."
         )
-        self.execution = Histogram(
-            "callboard_preemption_execution_seconds",
-            "From the decision until the victim's room was free.",
-            buckets=SECONDS,
-            registry=registry,
+        self.to_start = seconds(
+            "callboard_preemption_to_start_seconds", "From the decision to preempt until the preemptor ran."
         )
-        self.to_start = Histogram(
-            "callboard_preemption_to_start_seconds",
-            "From the decision to preempt until the preemptor ran.",
-            buckets=SECONDS,
-            registry=registry,
+        self.schedule = seconds(
+            "callboard_task_schedule_seconds", "From submit until every worker answered, first start only.", ["pool"]
         )
-        self.schedule = Histogram(
-            "callboard_task_schedule_seconds",
-            "From submit until every worker answered, first start only.",
-            ["pool"],
-            buckets=SECONDS,
-            registry=registry,
+        self.worker_start = seconds(
+            "callboard_worker_start_seconds", "From the start command until the worker answered.", ["spare"]
         )
-        self.worker_start = Histogram(
-            "callboard_worker_start_seconds",
-            "From the start command until the worker answered.",
-            ["spare"],
-            buckets=SECONDS,
-            registry=registry,
-        )
-        self.scaling = Counter(
-            "callboard_scaling_events", "Changes of elastic components.", ["direction", "reason"], registry=registry
-        )
-        self.restarts = Counter("callboard_worker_restarts", "Workers started again.", registry=registry)
-        self.decision = Histogram(
-            "callboard_decision_seconds", "One event decided.", buckets=SHORT_SECONDS, registry=registry
-        )
-        self.commit = Histogram(
-            "callboard_journal_commit_seconds", "One batch on disk.", buckets=SHORT_SECONDS, registry=registry
-        )
-        self.calls = Histogram(
-            "callboard_call_seconds",
-            "Calls of the API, by method and status.",
-            ["method", "code"],
-            buckets=SECONDS,
-            registry=registry,
-        )
+        self.scaling = counter("callboard_scaling_events", "Changes of elastic components.", ["direction", "reason"])
+        self.restarts = counter("callboard_worker_restarts", "Workers started again.")
+        self.decision = short("callboard_decision_seconds", "One event decided.")
+        self.commit = short("callboard_journal_commit_seconds", "One batch on disk.")
+        self.calls = seconds("callboard_call_seconds", "Calls of the API, by method and status.", ["method", "code"])
 
     # ---- Listener ----
 

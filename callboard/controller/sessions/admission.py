@@ -8,6 +8,7 @@ import structlog
 
 from callboard._version import __version__
 from callboard.controller.convert.commands import worker_key
+from callboard.controller.convert.hello import minor_of
 from callboard.controller.options import ControllerOptions
 from callboard.scheduler import State
 from callboard.scheduler.records.events import Admission
@@ -50,8 +51,8 @@ def check_peers(hello: agent_pb2.Hello, state: State) -> None:
     peer = _peer(hello, state)
     if peer is None:
         return
-    own = {"Ray": hello.ray_version, "Python": _minor(hello.python_version)}
-    theirs = {"Ray": peer.ray_version, "Python": _minor(peer.python_version)}
+    own = {"Ray": hello.ray_version, "Python": minor_of(hello.python_version)}
+    theirs = {"Ray": peer.ray_version, "Python": minor_of(peer.python_version)}
     for name, there in theirs.items():
         if own[name] and there and own[name] != there:
             whole = (hello.python_version, peer.python_version) if name == "Python" else (own[name], there)
@@ -85,10 +86,6 @@ def _peer(hello: agent_pb2.Hello, state: State) -> NodeRecord | None:
         if node.node_id != hello.node_id and node.runtime == "ray" and node.state not in GONE and node.ray_version
     )
     return min(others, key=lambda node: (not (node.ray is not None and node.ray.head), node.rank), default=None)
-
-
-def _minor(version: str) -> str:
-    return ".".join(version.split(".")[:2])
 
 
 def check_order(hello: agent_pb2.Hello, state: State) -> None:
