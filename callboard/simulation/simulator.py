@@ -24,13 +24,12 @@ from callboard.simulation.trouble.chaos import Chaos
 from callboard.simulation.trouble.operators import Operators
 from callboard.simulation.trouble.shapes import machines
 from callboard.simulation.trouble.workload import Workload
-from callboard.simulation.world.chance import Chance
 from callboard.simulation.world.disk import Disk
 from callboard.simulation.world.machines import Machines
 from callboard.simulation.world.network import Network
 from callboard.simulation.world.rayworld import RayWorld
 from callboard.simulation.world.rules import RuleBroken, watched_logs
-from callboard.simulation.world.site import Site
+from callboard.simulation.world.site import Chance, Site
 from callboard.simulation.world.virtual_time import Timeline
 
 LAST_EVENTS = 30

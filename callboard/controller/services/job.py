@@ -17,10 +17,10 @@ from callboard.controller.package_store import Packages
 from callboard.controller.searches.placements import resolving
 from callboard.controller.services.guard import begun, concerns
 from callboard.controller.services.job_gauges import GaugeBoard, gauges_of
-from callboard.controller.services.paging import build_page
 from callboard.controller.services.request_parts import (
     MAX_REQUEST_ID,
     Context,
+    build_page,
     check_member,
     id_of,
     output_selection,

@@ -9,8 +9,7 @@ from types import MappingProxyType
 from callboard.controller.convert.hello import MAX_DEVICES
 from callboard.controller.loop.driver import Driver
 from callboard.controller.options import ControllerOptions
-from callboard.controller.services.paging import build_page
-from callboard.controller.services.request_parts import Context, id_of, is_member_of, page_of, text_of
+from callboard.controller.services.request_parts import Context, build_page, id_of, is_member_of, page_of, text_of
 from callboard.controller.sessions.session import AgentSession
 from callboard.controller.views.nodes import NodeMessages
 from callboard.scheduler import State

@@ -6,8 +6,7 @@ from functools import partial
 
 from callboard.controller.loop.driver import Driver
 from callboard.controller.options import ControllerOptions
-from callboard.controller.services.paging import build_page
-from callboard.controller.services.request_parts import Context, id_of, page_of
+from callboard.controller.services.request_parts import Context, build_page, id_of, page_of
 from callboard.controller.views.pools import group_message
 from callboard.scheduler import State
 from callboard.scheduler.records.events import GroupDeleted

@@ -7,8 +7,15 @@ from functools import partial
 
 from callboard.controller.loop.driver import Driver
 from callboard.controller.options import ControllerOptions
-from callboard.controller.services.paging import build_page
-from callboard.controller.services.request_parts import LARGEST_PAGE, Context, Page, id_of, page_of, version_of
+from callboard.controller.services.request_parts import (
+    LARGEST_PAGE,
+    Context,
+    Page,
+    build_page,
+    id_of,
+    page_of,
+    version_of,
+)
 from callboard.controller.views.pools import pool_message
 from callboard.scheduler import Refusal, RefusalCode, State
 from callboard.scheduler.account.stats import jobs_in_pools

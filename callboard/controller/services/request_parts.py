@@ -1,16 +1,20 @@
-"""Parts of requests: resource names, etags and page tokens, read or refused with the field at fault."""
+"""Parts of requests: resource names, etags and page tokens, read or refused with the field at fault; and pages of long
+lists, each bounded in items and bytes, built without holding up the loop."""
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import hashlib
 import json
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc.aio
+from google.protobuf.message import Message
 
 from callboard.model.faults import Fault
 from callboard.model.names import NAME_PATTERN, is_name
@@ -28,6 +32,12 @@ MAX_REQUEST_ID = 128
 MAX_REASON = 512
 MAX_PLACES = 20_000
 """Most places that a reader of output goes on after: a stream or two of each worker of a large job."""
+
+Item = TypeVar("Item")
+M = TypeVar("M", bound=Message)
+
+TURN_S = 0.005
+"""Longest time that a page is built without giving others their turn (GetStats answers within 50 ms)."""
 
 _TOKEN_MARK = b"callboard page token 1"
 
@@ -131,6 +141,37 @@ def page_of(
     list_id = json.dumps([collection, *(str(one) for one in filters)])
     after = _read_token(page_token, list_id) if page_token else None
     return Page(page_size or DEFAULT_PAGE, after, list_id)
+
+
+async def build_page(
+    items: Iterable[Item], page: Page, *, key: Callable[[Item], str], show: Callable[[Item], M | None], most_bytes: int
+) -> tuple[list[M], str]:
+    """Messages of the first items that fit a page, and the token of the next page (empty: none follows).
+
+    Args:
+        items: the items after ``page.after``, in the order of the list.
+        key: key of an item; the list is ordered by it and it never changes.
+        show: message of an item; None if it went away meanwhile.
+        most_bytes: the page ends before it gets larger, but holds one item at least (GC-09).
+    """
+    messages: list[M] = []
+    total_bytes = 0
+    last = ""
+    turn_ends = time.monotonic() + TURN_S
+    for item in items:
+        if len(messages) >= page.size:
+            return messages, page.token(last)
+        message = show(item)
+        if message is not None:
+            total_bytes += message.ByteSize()
+            if messages and total_bytes > most_bytes:
+                return messages, page.token(last)
+            messages.append(message)
+        last = key(item)
+        if time.monotonic() >= turn_ends:
+            await asyncio.sleep(0)
+            turn_ends = time.monotonic() + TURN_S
+    return messages, ""
 
 
 def _read_token(token: str, list_id: str) -> str:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+
+from google.protobuf.timestamp_pb2 import Timestamp
 
 from callboard.controller.convert.commands import allocation, worker_key
-from callboard.controller.views.common import kill_time, preemption_message
 from callboard.model.roles import member_names
 from callboard.scheduler import Explanation, State
 from callboard.scheduler.handlers.stopping import cause_of
-from callboard.scheduler.records.job_records import Failure, JobRecord, WorkerRecord
+from callboard.scheduler.records.job_records import Failure, JobRecord, PreemptionRecord, WorkerRecord
 from callboard.scheduler.records.refusals import Reason
+from callboard.scheduler.records.states import WorkerState
 from callboard.v1 import common_pb2, job_pb2
 from callboard.wire.alike import message_of, timestamp
 from callboard.wire.specs import job_spec_to_proto
@@ -85,4 +87,30 @@ def explanation_message(account: Explanation) -> job_pb2.Explanation:
             message_of(job_pb2.PlannedWorker, worker, placement_group=worker.group_id) for worker in account.workers
         ],
         victims=[preemption_message(record) for record in account.victims[-MAX_VICTIMS:]],
+    )
+
+
+def kill_time(workers: Iterable[WorkerRecord]) -> Timestamp | None:
+    """When those that are being stopped are killed at the latest; None: none is."""
+    return timestamp(max((worker.kill_ms for worker in workers if worker.state is WorkerState.STOPPING), default=0))
+
+
+def _outcome(record: PreemptionRecord) -> str:
+    if record.outcome is None:
+        return ""
+    lost = f"; checkpoint lost: {record.checkpoint_lost}" if record.checkpoint_lost else ""
+    return f"{record.outcome.value}{lost}"
+
+
+def preemption_message(record: PreemptionRecord) -> job_pb2.Preemption:
+    """One victim that yields or yielded."""
+    return message_of(
+        job_pb2.Preemption,
+        record,
+        victim=record.victim_name,
+        preemptor=record.preemptor_name,
+        rule=record.rule.value,
+        decide_time=timestamp(record.decided_ms),
+        yield_ms=record.yield_ms if record.yield_ms >= 0 else None,
+        outcome=_outcome(record),
     )

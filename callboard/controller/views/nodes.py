@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from operator import is_
 
-from callboard.controller.views.common import kill_time
+from callboard.controller.views.jobs import kill_time
 from callboard.scheduler import State
 from callboard.scheduler.records.job_records import WorkerRecord
 from callboard.scheduler.records.node_record import NodeRecord

@@ -1,16 +1,43 @@
-"""The site: what everything virtual shares."""
+"""The site: what everything virtual shares, chance included."""
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from dataclasses import dataclass, field
 
 from callboard.simulation.options import Fault, SimulationOptions
-from callboard.simulation.world.chance import Chance
 from callboard.simulation.world.machines import Machines
 from callboard.simulation.world.network import End, Network
 from callboard.simulation.world.rayworld import RayWorld
 from callboard.simulation.world.virtual_time import Timeline
+
+
+def stream(seed: int, purpose: str) -> random.Random:
+    """The random numbers for one purpose; the same for every PYTHONHASHSEED."""
+    return random.Random(f"{seed}/{purpose}")  # noqa: S311 - chance that can be repeated is what is wanted
+
+
+class Chance:
+    """One stream of random numbers per purpose, all from one seed: a change of the workload doesn't change what the
+    network does."""
+
+    def __init__(self, seed: int, schedule: int = 0) -> None:
+        self._seed = seed
+        self.network = stream(seed, "network")
+        self.workers = stream(seed, "workers")
+        self.ray = stream(seed, "ray")
+        self.agents = stream(seed, "agents")
+        self.controller = stream(seed, "controller")
+        self.disk = stream(seed, "disk")
+        self.workload = stream(seed, "workload")
+        self.chaos = stream(seed, "chaos")
+        self.schedule = stream(seed, f"schedule/{schedule}")
+
+    def renew(self, used: random.Random, purpose: str) -> None:
+        """Begins a stream anew for one purpose: what is drawn then depends on nothing that was drawn before, so that
+        what is left out of a shrunk run changes nothing else."""
+        used.seed(f"{self._seed}/{purpose}")
 
 
 @dataclass(slots=True, eq=False)
