@@ -25,7 +25,7 @@ from callboard.controller.loop.collector import spare_what_is_there, uncollected
 from callboard.controller.loop.driver import Driver
 from callboard.controller.loop.questions import SWITCH_S
 from callboard.controller.searches.placements import placed
-from callboard.controller.views.demand import demand_messages
+from callboard.controller.views.stats import demand_messages
 from callboard.scheduler import Refusal, State
 from callboard.scheduler.records.events import Event
 from callboard.scheduler.records.job_records import Change, EventRecord, Record

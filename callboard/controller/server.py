@@ -38,7 +38,7 @@ from callboard.controller.services.placement import PlacementService
 from callboard.controller.services.placement_group import PlacementGroupService
 from callboard.controller.services.pool import PoolService
 from callboard.controller.services.scheduler import Lists, SchedulerService
-from callboard.controller.views.demand import demand_page
+from callboard.controller.views.stats import demand_page
 from callboard.model.inputs.reading import build_inputs
 from callboard.scheduler.records.states import ENDED
 from callboard.security.access import LOOK_EVERY_S, Access

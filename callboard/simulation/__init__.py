@@ -16,7 +16,7 @@ machines       the physical truth: which process trees live, which devices they 
 network        streams between agents and controller, with everything a network does to them
 rayworld, driver   Ray: sessions, raylets, actors, placement groups; and what an agent asks of them
 hosts          the process of one worker, and what the user's class in it does
-agent, agent_machine, supervisor   one run of an agent, the machine below it, and who starts the next one
+agent, agent_machine   one run of an agent, the machine below it, and who starts the next one
 controller, disk   the surroundings of the controller
 shapes, calls, workload, operators   pools, jobs, and who asks for them
 chaos          which fault happens when

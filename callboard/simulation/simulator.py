@@ -17,8 +17,8 @@ from callboard.simulation.checks.ending import check_nothing_left, check_settled
 from callboard.simulation.checks.report import SimulationFailure, SimulationReport
 from callboard.simulation.checks.witness import LOOK_MS, is_unproved
 from callboard.simulation.options import Fault, SimulationOptions
+from callboard.simulation.programs.agent import Supervisor
 from callboard.simulation.programs.controller import Controller
-from callboard.simulation.programs.supervisor import Supervisor
 from callboard.simulation.trouble.calls import Calls
 from callboard.simulation.trouble.chaos import Chaos
 from callboard.simulation.trouble.operators import Operators

@@ -10,11 +10,10 @@ from typing import Any, ClassVar
 
 import pytest
 
-from callboard.controller.views.demand import demand_messages
 from callboard.controller.views.jobs import job_message
 from callboard.controller.views.nodes import NodeMessages, node_message
 from callboard.controller.views.pools import group_message, pool_message
-from callboard.controller.views.stats import stats_message
+from callboard.controller.views.stats import demand_messages, stats_message
 from callboard.model.quantities import Resources
 from callboard.model.specs import JobSpec, PgPoolSpec, StopPolicy
 from callboard.scheduler import ImpossibleTransition, Outcome, Refusal, Scheduler, State

@@ -15,8 +15,7 @@ from callboard.controller.services.job import JobService
 from callboard.controller.services.node import NodeService
 from callboard.controller.services.pool import PoolService
 from callboard.controller.services.request_parts import Context, page_of, version_of
-from callboard.controller.views.demand import demand_messages
-from callboard.controller.views.stats import stats_message
+from callboard.controller.views.stats import demand_messages, stats_message
 from callboard.scheduler.records.events import PolicySet
 from callboard.security.audit_log import AuditLog
 from callboard.v1 import scheduler_pb2, scheduler_pb2_grpc

@@ -1,17 +1,21 @@
-"""Figures of the cluster as messages: sums over the state in memory, made at the moment of the call."""
+"""Figures and demand of the cluster as messages, made from the state in memory at the moment of the call; the demand
+also as a page for autoscalers that speak HTTP."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import fields
+from typing import Any
 
 from callboard.controller.views.nodes import counts_by_state
 from callboard.controller.views.pools import group_stats_message
 from callboard.scheduler import GroupStats, State
+from callboard.scheduler.account.demand import demand
 from callboard.scheduler.account.stats import group_stats
 from callboard.scheduler.records.pool_records import GroupCounts
 from callboard.v1 import pool_pb2, scheduler_pb2
+from callboard.wire.alike import message_of
 from callboard.wire.amounts import resources_to_proto
 
 
@@ -63,3 +67,41 @@ def _summed(tables: Iterable[tuple[tuple[str, int], ...]]) -> tuple[tuple[str, i
 
 def _ray_address(state: State) -> str:
     return next((node.ray.gcs_address for node in state.nodes.values() if node.ray is not None), "")
+
+
+def demand_messages(state: State) -> list[scheduler_pb2.Demand]:
+    """What is wanted beyond what there is, oldest first."""
+    return [
+        message_of(
+            scheduler_pb2.Demand,
+            entry,
+            optional_count=entry.optional,
+            node_selector=dict(entry.selector),
+        )
+        for entry in demand(state)
+    ]
+
+
+def demand_page(state: State) -> list[dict[str, Any]]:
+    """The same as plain values, with the names and units of `callboard demand -o json`."""
+    return [
+        {
+            "pool": message.pool,
+            "shape": {
+                "cpu_milli": message.shape.cpu_milli,
+                "gpu_milli": message.shape.gpu_milli,
+                "memory_bytes": message.shape.memory_bytes,
+                "gpu_memory_bytes": message.shape.gpu_memory_bytes,
+                "gpu_model": message.shape.gpu_model,
+                "gpu_memory_min_bytes": message.shape.gpu_memory_min_bytes,
+                "custom_milli": dict(sorted(message.shape.custom_milli.items())),
+            },
+            "count": message.count,
+            "node_selector": dict(sorted(message.node_selector.items())),
+            "jobs": list(message.jobs),
+            "since_time": message.since_time.ToJsonString(),
+            "optional_count": message.optional_count,
+            "quota_blocked": message.quota_blocked,
+        }
+        for message in demand_messages(state)
+    ]

@@ -1,4 +1,4 @@
-"""The agent of one node as it ships, on a virtual machine.
+"""The agent of one node as it ships, on a virtual machine, and the supervisor who starts the next one.
 
 One object is one run of the program: a crash throws it away with all it remembers, and what it had started lives on
 until the next run finds it.
@@ -30,6 +30,9 @@ from callboard.simulation.world.network import Message
 from callboard.simulation.world.site import Site
 from callboard.simulation.world.virtual_time import Process
 from callboard.v1 import agent_pb2
+
+AGAIN_MS = 5_000
+"""Before an agent is started again that ended by itself with an error."""
 
 
 class Agent:
@@ -192,3 +195,65 @@ class _Call:
         if not self._status.done():
             self._status.set_result((code, why))
             self._answers.put_nowait(None)
+
+
+class Supervisor:
+    """Keeps one machine's agent running."""
+
+    def __init__(self, site: Site, machine: Machine, *, is_head: bool) -> None:
+        self.machine = machine
+        self.agent: Agent | None = None
+        self._site = site
+        self._is_head = is_head
+        self._away_ms = AGAIN_MS
+
+    @property
+    def node_id(self) -> str:
+        return self.machine.node_id
+
+    def start(self) -> None:
+        """Starts an agent, which first takes over from an earlier one."""
+        if self.agent is None and self.machine.powered:
+            self.agent = Agent(self._site, self.machine, is_head=self._is_head, on_exit=self._exited)
+
+    def crash(self, back_after_ms: int) -> None:
+        """The agent is killed; its raylet and its workers live on, and the next one goes on with them."""
+        if self.agent is not None:
+            agent, self.agent = self.agent, None
+            agent.crash()
+            self._site.timeline.after(back_after_ms, self.start)
+
+    def leave(self, back_after_ms: int) -> None:
+        """The agent leaves on purpose, and joins again later."""
+        self._away_ms = back_after_ms
+        if self.agent is not None and not self.agent.leave():
+            self.agent = None
+            self._site.timeline.after(back_after_ms, self.start)
+
+    def power_off(self, back_after_ms: int) -> None:
+        """The machine loses its power."""
+        if not self.machine.powered:
+            return
+        if self.agent is not None:
+            agent, self.agent = self.agent, None
+            agent.lose_power()
+        self._site.machines.power_off(self.machine)
+        self._site.timeline.after(back_after_ms, self.power_on)
+
+    def power_on(self) -> None:
+        """The machine comes back, empty."""
+        if not self.machine.powered:
+            self.machine.powered = True
+            self.start()
+
+    def _exited(self, code: int) -> None:
+        self.agent = None
+        wait_ms = AGAIN_MS
+        match code:
+            case 0:
+                wait_ms, self._away_ms = self._away_ms, AGAIN_MS
+            case 2:
+                self._site.count("agent refused by the controller")
+            case _:
+                self._site.count("agent left something behind")
+        self._site.timeline.after(wait_ms, self.start)

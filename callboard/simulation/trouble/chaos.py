@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from functools import partial
 
 from callboard.simulation.options import Fault
+from callboard.simulation.programs.agent import Supervisor
 from callboard.simulation.programs.controller import Controller
-from callboard.simulation.programs.supervisor import Supervisor
 from callboard.simulation.trouble.calls import repeat
 from callboard.simulation.world.disk import BROKEN, FULL
 from callboard.simulation.world.machines import Machine
