@@ -19,7 +19,7 @@ from google.protobuf.message_factory import GetMessageClass
 from callboard.controller.journal.state_dir import JOURNAL_NAME, StoreFailed
 from callboard.controller.loop import questions
 from callboard.controller.server import SERVICES, Controller
-from callboard.controller.views import demand as demand_view
+from callboard.controller.views import stats
 from callboard.scheduler import Refusal
 from callboard.scheduler.account import explain as explaining
 from callboard.scheduler.handlers import passes, requests
@@ -102,7 +102,7 @@ def tried_policy(api: Api) -> Any:
         (explained, explaining, "explain"),
         (read, explaining, "explain"),
         (checked, explaining, "explain"),
-        (demanded, demand_view, "demand"),
+        (demanded, stats, "demand"),
         (refused, requests, "unschedulable"),
         (beyond_quota, requests, "unschedulable"),
         (tried_pool, passes, "run"),
