@@ -17,8 +17,10 @@ or is killed.
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import json
 import os
+import re
 import secrets
 import sys
 from collections import deque
@@ -27,6 +29,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from callboard.client.errors import ClusterFailed, NoController, SeveralControllers
+from callboard.model.faults import Fault, InvalidInput
+from callboard.model.inputs.located import shown_text
 from callboard.security.contexts import current_context
 from callboard.security.places import run_directory, write_private
 from callboard.security.processes import ProcessId
@@ -132,6 +136,9 @@ class Target:
     cluster: ClusterRecord | None = None
 
 
+_HOST = re.compile(r"\[[0-9A-Fa-f:.]+\]|[\w.-]+")
+
+
 def find_controller(address: str | None = None, environ: Mapping[str, str] = os.environ) -> Target:
     """The controller that is meant.
 
@@ -141,6 +148,7 @@ def find_controller(address: str | None = None, environ: Mapping[str, str] = os.
 
     Raises:
         BadContext: the context that is stated does not exist.
+        InvalidInput: what is stated is no address.
         NoController: none is stated and none runs on this machine.
         SeveralControllers: none is stated and several run on this machine.
     """
@@ -164,13 +172,32 @@ def find_controller(address: str | None = None, environ: Mapping[str, str] = os.
 
 
 def with_port(address: str) -> str:
-    """``address``, or each of several with commas between them, with the default port where it names none."""
-    if "," in address:
-        return ",".join(with_port(each.strip()) for each in address.split(",") if each.strip())
+    """``address``, or each of several with commas between them, with the default port where it names none.
+
+    Raises:
+        InvalidInput: one is no address, such as a URL.
+    """
+    stated = [each.strip() for each in address.split(",") if each.strip()]
+    return ",".join(map(_with_port, stated or [address]))
+
+
+def _with_port(address: str) -> str:
     host, colon, port = address.rpartition(":")
-    if colon and port.isdigit() and (host.endswith("]") or ":" not in host):
-        return address
-    return f"{address}:{DEFAULT_PORT}"
+    if _is_ipv6(address):
+        host, port = f"[{address}]", str(DEFAULT_PORT)
+    elif not colon or address.endswith("]"):
+        host, port = address, str(DEFAULT_PORT)
+    if not _HOST.fullmatch(host) or not re.fullmatch("[0-9]{1,5}", port) or not 0 < int(port) <= 65535:
+        why = f"{shown_text(address)} is not the address of a controller; write HOST:PORT, such as 10.0.0.1:7700"
+        raise InvalidInput([Fault("controller", why)])
+    return f"{host}:{port}"
+
+
+def _is_ipv6(text: str) -> bool:
+    try:
+        return isinstance(ipaddress.ip_address(text), ipaddress.IPv6Address)
+    except ValueError:
+        return False
 
 
 _KEPT_LINES = 40

@@ -10,6 +10,7 @@ durations as ``"30s"``, ``"5m"`` or a number of seconds, priorities as numbers.
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -48,7 +49,7 @@ def _plain(value: Any) -> Any:
         return value.to_mapping()
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
-    return value
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,12 +129,12 @@ class ComponentSpec(_Request):
     cpu_affinity: bool | None = None
     component_placement: str | int | Mapping[str, Any] | None = None
     places: Sequence[Mapping[str, Any]] | None = None
-    command: Sequence[str] | None = None
+    command: Sequence[str | os.PathLike[str]] | None = None
     script: str | None = None
     ray: bool | None = None
     tty: bool | None = None
-    working_dir: str | None = None
-    py_modules: Sequence[str] | None = None
+    working_dir: str | os.PathLike[str] | None = None
+    py_modules: Sequence[str | os.PathLike[str]] | None = None
     environment: Mapping[str, str] | str | None = None
     container: str | None = None
 

@@ -20,6 +20,7 @@ from callboard.client.clusters import (
     write_record,
 )
 from callboard.client.errors import NoController, SeveralControllers
+from callboard.model.faults import InvalidInput
 from callboard.security.places import UnsafeRunDirectory, make_private, run_directory
 from callboard.security.processes import ProcessId, descendants, identify, process_table
 
@@ -49,6 +50,15 @@ def test_a_stated_address_wins_over_the_environment_and_over_what_runs_here(run_
     assert find_controller("10.0.0.1:9", environ).address == "10.0.0.1:9"
     assert find_controller(None, environ).address == "10.0.0.2:7700"
     assert find_controller("", environ).source == "from CALLBOARD_CONTROLLER"
+
+
+@pytest.mark.parametrize(
+    "stated",
+    ["http://h:7700", "h:99999", "h:0", "h:", "h:x", ":7700", ",,", "a b:1", "h:1:2", "unix:/x", "h:1/x", "h:-1"],
+)
+def test_what_is_no_address_is_refused_instead_of_looked_for(stated: str) -> None:
+    with pytest.raises(InvalidInput, match="is not the address of a controller; write HOST:PORT"):
+        find_controller(stated)
 
 
 def test_the_only_one_that_runs_here_is_found(run_dir: Path) -> None:
@@ -100,6 +110,8 @@ def test_without_a_run_directory_there_is_no_controller(run_dir: Path) -> None:
         ("10.0.0.1", "10.0.0.1:7700"),
         ("[::1]:5", "[::1]:5"),
         ("[::1]", "[::1]:7700"),
+        ("::1", "[::1]:7700"),
+        ("h:1, k,", "h:1,k:7700"),
     ],
 )
 def test_an_address_without_a_port_gets_the_default(stated: str, full: str) -> None:

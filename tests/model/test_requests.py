@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import ray
@@ -54,6 +55,10 @@ class TestRequests:
     def test_components_may_be_mappings(self) -> None:
         spec = job_spec(JobSpec(name="j", pool="p", components=[{"name": "c", "actor": "a:B", "workers": 2}]))
         assert spec.components[0].min_workers == 2
+
+    def test_paths_are_texts(self) -> None:
+        asked = ComponentSpec("a", command=[Path("/bin/true"), "-x"], working_dir=Path("code"))
+        assert asked.to_mapping() == {"name": "a", "command": ["/bin/true", "-x"], "working_dir": "code"}
 
     def test_pools_nest(self) -> None:
         request = PoolSpec(

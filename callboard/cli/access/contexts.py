@@ -32,7 +32,8 @@ def login(
     address: str, *, name: str, token_file: Path | None, tls: tuple[Path | None, Path | None, Path | None]
 ) -> None:
     """Checks credentials at a controller and keeps them."""
-    full = with_port(address)
+    with failing_in_words():
+        full = with_port(address)
     keep_tls(*tls)
     os.environ[CONTEXT_VARIABLE] = NO_CONTEXT  # what is kept so far must not answer for what is new
     with failing_in_words():
