@@ -173,8 +173,7 @@ class ControllerOptions:
         metavar="NAME",
     )
     insecure: bool = option(
-        False,
-        "Answer every caller without asking for a token. Everybody who reaches the port can then run code here.",
+        False, "Answer every caller without asking for a token. Everybody who reaches the port can then run code here."
     )
     tls: TlsFiles = option(TlsFiles(), "", "--tls-cert")
     """What it listens with; none: what lies in ``certs`` of the state directory, if something does. With an authority,

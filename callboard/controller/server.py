@@ -77,16 +77,7 @@ FINISH_S = 2.0
 
 EXIT_FAILED = 1
 
-SERVICES = (
-    agent_pb2,
-    node_pb2,
-    pool_pb2,
-    job_pb2,
-    placement_group_pb2,
-    placement_pb2,
-    scheduler_pb2,
-    event_pb2,
-)
+SERVICES = (agent_pb2, node_pb2, pool_pb2, job_pb2, placement_group_pb2, placement_pb2, scheduler_pb2, event_pb2)
 """Modules whose services reflection tells of."""
 
 log = structlog.get_logger(__name__)

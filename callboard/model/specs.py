@@ -345,8 +345,7 @@ class ComponentSpec:
     colocation_group: Name = ""
     colocation_total: Total = NOTHING
     scaling: Annotated[
-        tuple[ScalingRule, ...],
-        parts(ScalingRule, 64, "e.g. [{signal: queue_depth, above: 100, action: down}]"),
+        tuple[ScalingRule, ...], parts(ScalingRule, 64, "e.g. [{signal: queue_depth, above: 100, action: down}]")
     ] = ()
     in_bundle: Flag = False
     interpreter: Interpreter = ""

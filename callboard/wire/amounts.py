@@ -8,12 +8,7 @@ from callboard.model.quantities import Resources
 from callboard.model.specs import Labels
 from callboard.v1 import common_pb2
 
-FIXED_FIELDS = {
-    "cpu": "cpu_milli",
-    "gpu": "gpu_milli",
-    "memory": "memory_bytes",
-    "gpu_memory": "gpu_memory_bytes",
-}
+FIXED_FIELDS = {"cpu": "cpu_milli", "gpu": "gpu_milli", "memory": "memory_bytes", "gpu_memory": "gpu_memory_bytes"}
 """Resource → field of ``callboard.v1.Resources``; every other resource is an entry of ``custom_milli``."""
 
 SELECTORS = {"gpu_model": "gpu_model", "gpu_memory_min": "gpu_memory_min_bytes"}

@@ -19,14 +19,7 @@ from google.protobuf.message import DecodeError, Message
 from google.rpc import error_details_pb2, status_pb2
 
 from callboard.model.faults import Fault
-from callboard.wire.refusals import (
-    DOMAIN,
-    CallboardError,
-    CallError,
-    ErrorReason,
-    QuotaViolation,
-    exception_for,
-)
+from callboard.wire.refusals import DOMAIN, CallboardError, CallError, ErrorReason, QuotaViolation, exception_for
 
 DETAILS_KEY = "grpc-status-details-bin"
 """Trailer that carries the serialized ``google.rpc.Status``."""

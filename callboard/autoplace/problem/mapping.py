@@ -15,14 +15,7 @@ from typing import Annotated, Any, TypeVar
 
 from callboard.autoplace.problem.graphs import GRAPHS, cycle_faults, edges_of
 from callboard.autoplace.problem.modes import Asked, Rules, component_of, placeable
-from callboard.autoplace.problem.problem import (
-    MAX_CHUNKS,
-    Edge,
-    Layout,
-    Pool,
-    Problem,
-    Sync,
-)
+from callboard.autoplace.problem.problem import MAX_CHUNKS, Edge, Layout, Pool, Problem, Sync
 from callboard.autoplace.problem.written import (
     MAX_GPUS,
     MAX_POINTS,

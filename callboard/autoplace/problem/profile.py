@@ -45,10 +45,7 @@ _FIELDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "rank": _whole_from(0),
     "attempt": _whole_from(0),
     "iteration": _whole_from(0),
-    "devices": (
-        lambda it: isinstance(it, list) and all(isinstance(device, str) for device in it),
-        "a list of texts",
-    ),
+    "devices": (lambda it: isinstance(it, list) and all(isinstance(device, str) for device in it), "a list of texts"),
 }
 """Which values each key may have, and what they are called."""
 

@@ -31,9 +31,7 @@ def command_message(command: Command, term: int) -> agent_pb2.SessionResponse:
     elif isinstance(command, RemoveGroup):
         message.remove_placement_group.CopyFrom(
             agent_pb2.RemovePlacementGroup(
-                placement_group_id=command.group_id,
-                ray_placement_group_id=command.ray_id,
-                attempt=command.attempt,
+                placement_group_id=command.group_id, ray_placement_group_id=command.ray_id, attempt=command.attempt
             )
         )
     return agent_pb2.SessionResponse(command=message)

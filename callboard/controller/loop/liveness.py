@@ -59,12 +59,7 @@ class Liveness:
     """The nodes that should be heard of, with one timer for the earliest deadline among them."""
 
     def __init__(
-        self,
-        verdicts: Verdicts,
-        *,
-        heartbeat_ms: int,
-        lease_ms: int,
-        kill_timeout_ms: Callable[[], int],
+        self, verdicts: Verdicts, *, heartbeat_ms: int, lease_ms: int, kill_timeout_ms: Callable[[], int]
     ) -> None:
         self._verdicts = verdicts
         self._suspect_s = heartbeat_ms * 2.5 / 1000

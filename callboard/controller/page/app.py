@@ -159,13 +159,7 @@ class Page:
         response = JSONResponse(self._about(who))
         if cookie:
             response.set_cookie(
-                self._cookie,
-                cookie,
-                max_age=LASTS_S,
-                path="/",
-                secure=self._secure,
-                httponly=True,
-                samesite="strict",
+                self._cookie, cookie, max_age=LASTS_S, path="/", secure=self._secure, httponly=True, samesite="strict"
             )
         return response
 

@@ -60,9 +60,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
 
     # A coroutine that writes, not a generator: a generator stuck in a write could not be told to end.
     async def Session(  # type: ignore[override]
-        self,
-        request_iterator: AsyncIterator[agent_pb2.SessionRequest],
-        context: Context,
+        self, request_iterator: AsyncIterator[agent_pb2.SessionRequest], context: Context
     ) -> None:
         """One session of one agent."""
         self._driver.check_serving()
@@ -88,17 +86,13 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
                 log.info("agent stream ended", node=session.node_id, epoch=session.epoch)
 
     async def SendOutput(  # type: ignore[override]
-        self,
-        request_iterator: AsyncIterator[agent_pb2.SendOutputRequest],
-        context: Context,
+        self, request_iterator: AsyncIterator[agent_pb2.SendOutputRequest], context: Context
     ) -> None:
         """Output of workers that was asked for."""
         await self._outputs.take(request_iterator, context.write)
 
     async def AttachExec(  # type: ignore[override]
-        self,
-        request_iterator: AsyncIterator[agent_pb2.AttachExecRequest],
-        context: Context,
+        self, request_iterator: AsyncIterator[agent_pb2.AttachExecRequest], context: Context
     ) -> None:
         """A program in a worker's environment that was asked for."""
         await self.execs.attach(request_iterator, context.write)

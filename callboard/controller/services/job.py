@@ -287,9 +287,7 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         if not any(component.scaling for component in state.specs[job.uid].spec.components):
             return job_pb2.ReportSignalsResponse()
         scaled = await self._driver.ask(
-            partial(SignalsReported, uid=job.uid, gauges=known),
-            lambda outcome: dict(outcome.result),
-            source="signals",
+            partial(SignalsReported, uid=job.uid, gauges=known), lambda outcome: dict(outcome.result), source="signals"
         )
         return job_pb2.ReportSignalsResponse(scaled=scaled)
 

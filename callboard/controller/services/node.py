@@ -115,9 +115,7 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
         """Forgets a node that is gone."""
         node_id = id_of(request.name, "nodes")
         return await self._driver.ask(
-            partial(NodeRemoved, node_id=node_id),
-            lambda _: node_pb2.RemoveNodeResponse(),
-            source="node",
+            partial(NodeRemoved, node_id=node_id), lambda _: node_pb2.RemoveNodeResponse(), source="node"
         )
 
     async def InspectNode(self, request: node_pb2.InspectNodeRequest, context: Context) -> node_pb2.InspectNodeResponse:

@@ -38,9 +38,7 @@ class PoolService(pool_pb2_grpc.PoolServiceServicer):
             await self._driver.trial(partial(PoolCreated, spec=spec))
             return pool_pb2.CreatePoolResponse(pool=_planned(PoolRecord(spec=spec)))
         pool = await self._driver.ask(
-            partial(PoolCreated, spec=spec),
-            lambda _: self._message(spec.name),
-            source="pool",
+            partial(PoolCreated, spec=spec), lambda _: self._message(spec.name), source="pool"
         )
         return pool_pb2.CreatePoolResponse(pool=pool)
 

@@ -72,12 +72,7 @@ def _ray_address(state: State) -> str:
 def demand_messages(state: State) -> list[scheduler_pb2.Demand]:
     """What is wanted beyond what there is, oldest first."""
     return [
-        message_of(
-            scheduler_pb2.Demand,
-            entry,
-            optional_count=entry.optional,
-            node_selector=dict(entry.selector),
-        )
+        message_of(scheduler_pb2.Demand, entry, optional_count=entry.optional, node_selector=dict(entry.selector))
         for entry in demand(state)
     ]
 

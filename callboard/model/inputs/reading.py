@@ -15,16 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from callboard.model.faults import Fault, InvalidInput
 from callboard.model.inputs.compounds import list_of
-from callboard.model.inputs.located import (
-    Misfit,
-    Misfits,
-    as_mapping,
-    each,
-    order_in,
-    path_of,
-    shown,
-    shown_text,
-)
+from callboard.model.inputs.located import Misfit, Misfits, as_mapping, each, order_in, path_of, shown, shown_text
 from callboard.model.schema import Declared, Kind, declared_in, once
 
 MAX_FAULTS = 100

@@ -48,12 +48,7 @@ class SourceMapping(dict[str, Any]):
         text: the whole file.
     """
 
-    def __init__(
-        self,
-        values: dict[str, Any],
-        positions: Positions,
-        text: str = "",
-    ) -> None:
+    def __init__(self, values: dict[str, Any], positions: Positions, text: str = "") -> None:
         super().__init__(values)
         self._positions = positions
         self.text = text

@@ -184,13 +184,7 @@ def _reconciling(state: State) -> tuple[Reason, ...]:
 
 def _planned(state: State, uid: str, spec: JobSpec, found: Plan, now_ms: int) -> Explanation:
     workers = tuple(
-        PlannedWorker(
-            slot.component,
-            slot.rank,
-            use.bundles[index].node_id,
-            use.bundles[index].devices,
-            use.group_id,
-        )
+        PlannedWorker(slot.component, slot.rank, use.bundles[index].node_id, use.bundles[index].devices, use.group_id)
         for use in found.uses
         for slot, index in zip(use.ask.slots, use.bundle_of, strict=True)
     )

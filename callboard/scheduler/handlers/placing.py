@@ -159,10 +159,7 @@ def on_nodes(waiting: Iterable[tuple[str, JobSpec]], nodes: Iterable[NodeRecord]
             continue  # other nodes than it needs; its wait goes on, and ends with the reason
         components = tuple(map(_with_env, found.components, open_spec.components))
         found = replace(
-            found,
-            components=components,
-            placement_config=spec.placement_config,
-            placement_digest=spec.placement_digest,
+            found, components=components, placement_config=spec.placement_config, placement_digest=spec.placement_digest
         )
         yield uid, fused(found)
 

@@ -79,13 +79,7 @@ def stop(
 
 
 def stop_one(
-    tx: Transaction,
-    worker: WorkerRecord,
-    reason: str,
-    kind: StopKind,
-    bounds: tuple[int, int],
-    *,
-    checkpoint: bool,
+    tx: Transaction, worker: WorkerRecord, reason: str, kind: StopKind, bounds: tuple[int, int], *, checkpoint: bool
 ) -> None:
     """Asks an agent to end one worker. Without its answer the worker counts as QUARANTINED in the end (I6).
 
@@ -108,13 +102,7 @@ def stop_one(
 
 
 def hasten(
-    tx: Transaction,
-    worker: WorkerRecord,
-    reason: str,
-    kind: StopKind,
-    bounds: tuple[int, int],
-    *,
-    known: bool = False,
+    tx: Transaction, worker: WorkerRecord, reason: str, kind: StopKind, bounds: tuple[int, int], *, known: bool = False
 ) -> None:
     """Stops a worker a second time, while it is being stopped: the earlier end holds, and its agent is told.
 

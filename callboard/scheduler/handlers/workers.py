@@ -229,12 +229,7 @@ def _raised(tx: Transaction, worker: WorkerRecord, event: WorkerFinished) -> Fai
         reason = f"{name} on {worker.node_id}: {said}"
     failure = _failure(tx, worker, reason, died=False)
     stopping.note_failure(
-        tx,
-        worker.job,
-        failure,
-        traceback=event.traceback,
-        stderr_tail=event.stderr_tail,
-        exit_code=event.exit_code,
+        tx, worker.job, failure, traceback=event.traceback, stderr_tail=event.stderr_tail, exit_code=event.exit_code
     )
     return failure
 

@@ -121,13 +121,7 @@ def _extras(state: State, job: JobRecord, verdict: Verdict, now_ms: int) -> list
     """The extra workers of an elastic job as candidates."""
     return [
         _candidate(
-            state,
-            job,
-            worker,
-            verdict,
-            taken=worker.resources,
-            lost=_lost_by(worker, job, now_ms),
-            now_ms=now_ms,
+            state, job, worker, verdict, taken=worker.resources, lost=_lost_by(worker, job, now_ms), now_ms=now_ms
         )
         for worker in state.workers_of(job.uid)
         if worker.extra and worker.state in LIVE and worker.state is not WORKER_STOPPING

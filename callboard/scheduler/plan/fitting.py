@@ -213,8 +213,7 @@ def _name(
     places = dict(placed)
     for members in _alike(slots):
         ordered = sorted(
-            (places[i] for i in members),
-            key=lambda place: (place[0].node.rank, place[1][0].index if place[1] else -1),
+            (places[i] for i in members), key=lambda place: (place[0].node.rank, place[1][0].index if place[1] else -1)
         )
         places.update(zip(members, ordered, strict=True))
     return tuple(

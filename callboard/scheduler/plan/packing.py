@@ -82,10 +82,7 @@ def _spread_strictly(rooms: Sequence[Room], asks: Sequence[Resources]) -> list[R
 
 
 def _one_by_one(
-    rooms: Sequence[Room],
-    asks: Sequence[Resources],
-    rank: Callable[[int, Room], tuple[int, ...]],
-    limit: int | None,
+    rooms: Sequence[Room], asks: Sequence[Resources], rank: Callable[[int, Room], tuple[int, ...]], limit: int | None
 ) -> list[Room] | None:
     if len(asks) > 1 and _equal(asks):
         return _in_turn(rooms, asks, rank, limit)
@@ -102,10 +99,7 @@ def _one_by_one(
 
 
 def _in_turn(
-    rooms: Sequence[Room],
-    asks: Sequence[Resources],
-    rank: Callable[[int, Room], tuple[int, ...]],
-    limit: int | None,
+    rooms: Sequence[Room], asks: Sequence[Resources], rank: Callable[[int, Room], tuple[int, ...]], limit: int | None
 ) -> list[Room] | None:
     """The same for equal asks: only the node that was taken last stands elsewhere in the order."""
     ask = asks[0]
@@ -266,11 +260,7 @@ class Exhaustive:
     room only the first, of a node's devices one for each amount that is free. Gives up after :data:`EXACT_TRIES`."""
 
     def __init__(
-        self,
-        rooms: Sequence[Room],
-        asks: Sequence[Resources],
-        strategy: Strategy,
-        selectors: Sequence[Labels] = (),
+        self, rooms: Sequence[Room], asks: Sequence[Resources], strategy: Strategy, selectors: Sequence[Labels] = ()
     ) -> None:
         """
         Args:

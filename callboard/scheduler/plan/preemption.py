@@ -63,13 +63,7 @@ def policy_owner(state: State, pool: str, field: str) -> str:
 
 
 def may_yield(
-    state: State,
-    victim: JobRecord,
-    preemptor: JobSpec,
-    preemptor_uid: str,
-    now_ms: int,
-    *,
-    claims: Claims = NO_CLAIMS,
+    state: State, victim: JobRecord, preemptor: JobSpec, preemptor_uid: str, now_ms: int, *, claims: Claims = NO_CLAIMS
 ) -> Verdict:
     """Whether ``victim`` must yield to a job with the spec ``preemptor``.
 

@@ -168,9 +168,7 @@ class Controller:
             identity=lambda: "simulated",
             set_health=_nobody_asks,
             new_clock=lambda not_before_ms: Clock(
-                not_before_ms,
-                wall_ns=lambda: timeline.wall_ms * 1_000_000,
-                monotonic_ns=lambda: timeline.now_ns,
+                not_before_ms, wall_ns=lambda: timeline.wall_ms * 1_000_000, monotonic_ns=lambda: timeline.now_ns
             ),
             new_cause=lambda source: f"{source}-{next(self._causes)}",
             new_scheduler=self._new_scheduler,

@@ -100,13 +100,7 @@ class SimulatedProcesses:
         return 0
 
     async def end(
-        self,
-        leader: ProcessId,
-        *,
-        marker: str,
-        also: Iterable[ProcessId] = (),
-        budget_s: float,
-        alone: bool = False,
+        self, leader: ProcessId, *, marker: str, also: Iterable[ProcessId] = (), budget_s: float, alone: bool = False
     ) -> TreeEnd:
         """End a worker's tree."""
         self._kills(leader)

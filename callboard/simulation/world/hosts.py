@@ -83,12 +83,7 @@ class Host:
         self._site = site
         self._machine = machine
         leader = site.machines.begin(
-            machine,
-            "worker",
-            raylet,
-            kill_ms=self.plan.kill_ms,
-            stuck_ms=self.plan.stuck_ms,
-            on_end=self._died,
+            machine, "worker", raylet, kill_ms=self.plan.kill_ms, stuck_ms=self.plan.stuck_ms, on_end=self._died
         )
         self.tree = Tree(leader, generation)
         site.machines.launch(machine, self.tree)

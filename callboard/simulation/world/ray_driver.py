@@ -98,12 +98,7 @@ class Driver:
         ray_node_id = self._machine.raylet
         if ray_node_id not in self._ray.raylets or address != self._ray.address:
             raise RemoteError("ConnectionError", "Ray does not answer")
-        return {
-            "ray_node_id": ray_node_id,
-            "gcs_address": address,
-            "session": self._ray.session,
-            "node_ip": node_ip,
-        }
+        return {"ray_node_id": ray_node_id, "gcs_address": address, "session": self._ray.session, "node_ip": node_ip}
 
     async def _claim(self, owner: str) -> Json:  # noqa: ARG002 - there is one controller
         self._check()
