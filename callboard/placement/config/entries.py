@@ -10,7 +10,7 @@ from callboard.placement.cluster.cluster import WHOLE_CLUSTER
 from callboard.placement.config.config import CLUSTER_KEYS, KEY, Entry, Section
 from callboard.placement.config.grammar import Segment, parse_segments
 from callboard.placement.source import fields
-from callboard.placement.source.diagnostics import Report, Where, nearest_of
+from callboard.placement.source.diagnostics import Report, Where, nearest_of, parts_of
 from callboard.placement.source.document import Document
 from callboard.placement.source.tree import Items, Leaf, Table, Value, kind_of, traps
 
@@ -75,14 +75,10 @@ class EntryReader:
             message = f"{key.lost} is what a YAML reader made of a component's name; quote it"
             self._report.fault(key.where, message, read=key.lost)
             return []
-        names: list[str] = []
-        start = 0
-        for part in key.text.split(","):
-            where = key.where.at(start + len(part) - len(part.lstrip()))
-            if self._name(part.strip(), where, key=key.text, bare=key.bare and "," not in key.text):
-                names.append(part.strip())
-            start += len(part) + 1
-        return names
+        bare = key.bare and "," not in key.text
+        return [
+            part for part, where in parts_of(key.text, key.where) if self._name(part, where, key=key.text, bare=bare)
+        ]
 
     def _name(self, name: str, where: Where, *, key: str = "", bare: bool = False) -> bool:
         """Whether a component may have this name; ``key`` is all of the key that it stands in."""
@@ -176,12 +172,8 @@ class EntryReader:
                 self._report.fault(value.where.of(component), "the list of node groups is empty")
             found = [fields.label(item, "label", self._report, component) for item in value.items]
         elif isinstance(value, Leaf) and "," in value.text and not value.lost:
-            found = []
-            start = 0
-            for part in value.text.split(","):
-                inner = Leaf(part.strip(), value.where.at(start + len(part) - len(part.lstrip())))
-                found.append(fields.label(inner, "label", self._report, component))
-                start += len(part) + 1
+            parts = [Leaf(part, where) for part, where in parts_of(value.text, value.where)]
+            found = [fields.label(part, "label", self._report, component) for part in parts]
         else:
             found = [fields.label(value, "label", self._report, component)]
         return tuple(label for label in found if label is not None)

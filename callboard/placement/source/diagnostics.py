@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import TypedDict, Unpack
 
 from callboard.model.faults import Fault, InvalidInput
 
@@ -30,6 +31,16 @@ class Diagnostic(Fault):
     read: str = ""
     allowed: str = ""
     nearest: str = ""
+
+
+class _More(TypedDict, total=False):
+    """What a diagnostic says beside its message."""
+
+    segment: str
+    segment_column: int
+    read: str
+    allowed: str
+    nearest: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +72,14 @@ class Where:
         return Where(self.field, self.line, self.column, self.exact, component)
 
 
+def parts_of(text: str, where: Where) -> Iterator[tuple[str, Where]]:
+    """What stands between the commas of the text at ``where``, without blanks around it, each with its place."""
+    start = 0
+    for part in text.split(","):
+        yield part.strip(), where.at(start + len(part) - len(part.lstrip()))
+        start += len(part) + 1
+
+
 class Report:
     """Collects faults and warnings in the order they are found."""
 
@@ -68,29 +87,9 @@ class Report:
         self.faults: list[Diagnostic] = []
         self.warnings: list[Diagnostic] = []
 
-    def fault(
-        self,
-        where: Where,
-        message: str,
-        *,
-        segment: str = "",
-        segment_column: int = 0,
-        read: str = "",
-        allowed: str = "",
-        nearest: str = "",
-    ) -> None:
-        """Notes a fault at ``where``; ``message`` is a sentence without its end."""
-        self.faults.append(
-            _diagnostic(
-                where,
-                message,
-                segment=segment,
-                segment_column=segment_column,
-                read=read,
-                allowed=allowed,
-                nearest=nearest,
-            )
-        )
+    def fault(self, where: Where, message: str, **more: Unpack[_More]) -> None:
+        """Notes a fault at ``where``; ``message`` is a sentence without its end, the rest as in :class:`Diagnostic`."""
+        self.faults.append(_diagnostic(where, message, **more))
 
     def warn(self, where: Where, message: str) -> None:
         """Notes something that is allowed and may not be meant."""
@@ -134,28 +133,8 @@ def unknown(kind: str, read: str, known: Iterable[str], shown: str) -> tuple[str
     return f"unknown {kind} {shown}; known are {listed or 'none'}", ""
 
 
-def _diagnostic(
-    where: Where,
-    message: str,
-    *,
-    segment: str = "",
-    segment_column: int = 0,
-    read: str = "",
-    allowed: str = "",
-    nearest: str = "",
-) -> Diagnostic:
+def _diagnostic(where: Where, message: str, **more: Unpack[_More]) -> Diagnostic:
     said = f"component {where.component}: " if where.component else ""
-    if segment:
-        said += f"segment '{segment}' (column {segment_column}): "
-    return Diagnostic(
-        field=where.field,
-        message=said + message,
-        line=where.line,
-        column=where.column,
-        component=where.component,
-        segment=segment,
-        segment_column=segment_column,
-        read=read,
-        allowed=allowed,
-        nearest=nearest,
-    )
+    if segment := more.get("segment"):
+        said += f"segment '{segment}' (column {more['segment_column']}): "
+    return Diagnostic(where.field, said + message, where.line, where.column, component=where.component, **more)

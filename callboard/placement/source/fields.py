@@ -10,7 +10,7 @@ from typing import Any
 
 from callboard.model.inputs.located import shown_text
 from callboard.model.names import LABEL_PATTERN, is_label
-from callboard.placement.source.diagnostics import Report, Where, unknown
+from callboard.placement.source.diagnostics import Report, Where, parts_of, unknown
 from callboard.placement.source.tree import Items, Leaf, Table, Value, kind_of, traps
 
 MAX_ITEMS = 100_000
@@ -174,24 +174,20 @@ def node_ranks(value: Value, known: Sequence[int], report: Report) -> tuple[int,
             message = f"{leaf.text} may be what a YAML reader made of a pair such as 1:0; quote it"
             report.fault(leaf.where, message, read=leaf.text)
             return None
-        start = 0
-        for part in leaf.text.split(","):
-            fine = (
-                _take_ranks(part, leaf.where.at(start + len(part) - len(part.lstrip())), there, ranks, report) and fine
-            )
-            start += len(part) + 1
+        for part, where in parts_of(leaf.text, leaf.where):
+            fine = _take_ranks(part, where, there, ranks, report) and fine
     return tuple(ranks) if fine else None
 
 
 def _take_ranks(part: str, where: Where, there: frozenset[int], ranks: list[int], report: Report) -> bool:
     match = _RANGE.fullmatch(part)
     if match is None or any(digits and digits[0] == "0" and digits != "0" for digits in match.groups()):
-        said = shown_text(part.strip())
-        report.fault(where, f"{said} is not a node rank or range; write e.g. 0-3, 0,2 or all", read=part.strip())
+        said = shown_text(part)
+        report.fault(where, f"{said} is not a node rank or range; write e.g. 0-3, 0,2 or all", read=part)
         return False
     low, high = int(match[1]), int(match[2] or match[1])
     if low > high:
-        report.fault(where, f"the range {low}-{high} descends; write {high}-{low}", read=part.strip())
+        report.fault(where, f"the range {low}-{high} descends; write {high}-{low}", read=part)
         return False
     if ranks and low <= ranks[-1]:
         report.fault(
@@ -208,7 +204,7 @@ def _take_ranks(part: str, where: Where, there: frozenset[int], ranks: list[int]
         report.fault(
             where,
             f"there is no node of rank {missing}; nodes are {rank_list(sorted(there))}",
-            read=part.strip(),
+            read=part,
             allowed=rank_list(sorted(there)),
         )
         return False
