@@ -18,8 +18,12 @@ from callboard.autoplace.solve.steps import Run
 NODES_BEFORE_SOLVER = 40_000
 """Nodes of branch and bound before a solver is asked; about five seconds, and it proves what it can't in that time."""
 
+SOME_NODES_BEFORE_SOLVER = 7_000
+"""The same for more than :data:`ALWAYS_OWN` tasks, up to :data:`OFTEN_OWN`: also about five seconds, in which it proves
+what it ever will, and the solver has the rest."""
+
 FEW_NODES_BEFORE_SOLVER = 4_000
-"""The same for more than :data:`ALWAYS_OWN` tasks, where it rarely proves anything."""
+"""The same for more than :data:`OFTEN_OWN` tasks, where it rarely proves anything."""
 
 NODES_WITH_MEMORY_BEFORE_SOLVER = 300
 """The same where memory is short and more than :data:`SMALL_WITH_MEMORY` tasks want some: the solver proves in seconds
@@ -28,9 +32,11 @@ what branch and bound may not even find a first plan for."""
 SMALL_WITH_MEMORY = 5
 """Most tasks that branch and bound places well in short memory."""
 
-ALWAYS_OWN = 10
-"""Most tasks for which branch and bound is the better way to a proof: of ten it proves in 2 to 6 seconds all that the
-solver proves in 10, and more."""
+ALWAYS_OWN = 8
+"""Most tasks for which branch and bound is the better way to a proof."""
+
+OFTEN_OWN = 10
+"""Most tasks for which it often is."""
 
 FEW_COMBINATIONS = 128
 """Up to so many ways to combine pools and sharing are searched one by one."""
@@ -81,7 +87,9 @@ def _mixed(run: Run) -> bool:
     else:
         searches = combinations_in_order(run.instance)
         run.refute(searches)
-        nodes = NODES_BEFORE_SOLVER if len(run.instance.tasks) <= ALWAYS_OWN else FEW_NODES_BEFORE_SOLVER
+        tasks = len(run.instance.tasks)
+        nodes = SOME_NODES_BEFORE_SOLVER if tasks <= OFTEN_OWN else FEW_NODES_BEFORE_SOLVER
+        nodes = NODES_BEFORE_SOLVER if tasks <= ALWAYS_OWN else nodes
         if run.branch(searches, nodes if run.solver else None):
             if run.best is not None:
                 run.leanest()
