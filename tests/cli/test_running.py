@@ -10,12 +10,14 @@ import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from callboard.cli.jobs.run_verb import _part_of
-from callboard.cli.jobs.running import _indexes, _program
+from callboard.cli.jobs.running import _Following, _indexes, _program
 from callboard.cli.main import app
 from callboard.client.jobs import JobHandle
 from callboard.wire.refusals import NotFound
@@ -243,6 +245,22 @@ def test_a_path_that_isnt_there_is_told_with_its_option_and_what_to_do(flag: str
     done = CliRunner().invoke(app, ["run", "--pool", "rlhf", flag, str(gone), "--", "true"])
     assert done.exit_code == 2
     assert f"{flag}: {gone} is not there; name a path that is" in " ".join(done.output.split())
+
+
+async def test_nothing_is_left_of_what_says_why_a_run_waits() -> None:
+    class Running:
+        state, job = "RUNNING", SimpleNamespace(revision=1, attempt=0)
+
+        async def until(self, *_: object) -> None:
+            await asyncio.Event().wait()
+
+    job: Any = Running()
+    telling = asyncio.ensure_future(_Following(job, rank=0, plain=True).follow())
+    for _ in range(5):
+        await asyncio.sleep(0)
+    telling.cancel()
+    await asyncio.wait([telling])
+    assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
 @pytest.mark.parametrize(("text", "indexes"), [("3", [3]), ("0-2", [0, 1, 2]), ("0-6:3,1", [0, 3, 6, 1]), ("4-4", [4])])

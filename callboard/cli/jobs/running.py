@@ -93,10 +93,11 @@ def run(
         # Once, whatever the number of runs.
         sent: Any = await client.send_code({"components": [component]})
         # All are read before the first is sent: a fault of one leaves nothing half done.
-        specs = [
-            _spec({**job, "name": name, "components": [{**sent["components"][0], "command": each, "env": own}]})
+        asked = [
+            {**job, "name": name, "components": [{**sent["components"][0], "command": each, "env": own}]}
             for name, each, own in runs
         ]
+        specs = [_spec(each) if len(runs) > 1 else job_spec(each) for each in asked]
         for spec in specs:
             try:
                 handles.append(await client.submit(spec))
@@ -123,7 +124,7 @@ def run(
 
 
 def _spec(asked: Mapping[str, Any]) -> JobSpec:
-    """The spec of a run; its faults say which run it is."""
+    """The spec of one of several runs; its faults say which it is."""
     try:
         return job_spec(asked)
     except InvalidInput as error:
@@ -197,14 +198,12 @@ class _Following:
                 nodes = ", ".join(dict.fromkeys(each.allocation.node_id for each in workers))
                 takes_long = next((each.state_reason for each in workers if " builds " in each.state_reason), "")
                 self._say(": ".join(filter(None, (f"is {self._job.state}" + f" on {nodes}" * bool(nodes), takes_long))))
-            changed = asyncio.ensure_future(
-                self._job.until(lambda job, seen=before: job.revision > seen, "a change")  # type: ignore[misc]
-            )
-            await asyncio.wait([changed], timeout=_LOOK_S)
-            lasts = not changed.done()
-            if lasts:
-                changed.cancel()
-                await asyncio.wait([changed])
+            try:
+                async with asyncio.timeout(_LOOK_S):
+                    await self._job.until(lambda job, seen=before: job.revision > seen, "a change")  # type: ignore[misc]
+                lasts = False
+            except TimeoutError:
+                lasts = True
                 await self._job.refresh()
 
     def _say(self, text: str, *, always: bool = False) -> None:
