@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from callboard.model.names import OWN_LABELS, is_custom_resource, is_label, is_name
-from callboard.model.options import option
+from callboard.model.options import OptionError, option
 
 MAX_DEVICES = 1024
 MAX_CPU_MILLI = 100_000 * 1000
@@ -25,15 +25,6 @@ MAX_HARDWARE = 256
 """Above any machine; a node that claims more is a mistake or a lie (SE-07)."""
 
 _ADDRESS = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+):(?P<port>[0-9]{1,5})")
-
-
-class OptionError(ValueError):
-    """An option can't be used as given."""
-
-    def __init__(self, option: str, why: str) -> None:
-        super().__init__(f"{option}: {why}")
-        self.option = option
-        self.why = why
 
 
 @dataclass(frozen=True, kw_only=True)

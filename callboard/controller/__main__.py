@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
-from callboard.controller.options import BadOption, ControllerOptions
+from callboard.controller.options import ControllerOptions
 from callboard.controller.server import run_controller
 from callboard.model.faults import InvalidInput
 from callboard.model.inputs.role_file import read_role_file
-from callboard.model.options import declared
+from callboard.model.options import OptionError, declared
 
 _WITHOUT_DEFAULT = {
     "metrics": "Address of the Prometheus figures; default: none.",
@@ -47,7 +47,7 @@ def main(arguments: list[str] | None = None) -> int:
             stated["roles"] = read_role_file(stated["roles"]).presets
         stated["page_names"] = tuple(stated.get("page_names", ()))
         options = ControllerOptions(**stated)
-    except (BadOption, InvalidInput) as error:
+    except (OptionError, InvalidInput) as error:
         parser.error(str(error))
     return run_controller(options)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -10,9 +9,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from callboard.model.options import option, option_of
+from callboard.model.options import OptionError, option, option_of
 from callboard.security.places import CERTS_NAME
-from callboard.security.tls import TlsFiles
+from callboard.security.tls import TlsFiles, is_loopback
 
 if TYPE_CHECKING:
     from callboard.model.roles import RolePreset
@@ -30,20 +29,6 @@ _CHOICES = {
 }
 
 STATE_DIR_VARIABLE = "CALLBOARD_STATE_DIR"
-
-
-class BadOption(ValueError):
-    """An option that can't be used.
-
-    Attributes:
-        option: its name as on the command line.
-        why: what is wrong and what to do, as sentences.
-    """
-
-    def __init__(self, option: str, why: str) -> None:
-        super().__init__(f"{option}: {why}")
-        self.option = option
-        self.why = why
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +77,7 @@ class Limits:
         for limit in fields(self):
             count = getattr(self, limit.name)
             if not 1 <= count <= MAX_LIMIT:
-                raise BadOption("--limit", f"{limit.name}={count} is not 1 … {MAX_LIMIT}.")
+                raise OptionError("--limit", f"{limit.name}={count} is not 1 … {MAX_LIMIT}.")
 
 
 MAX_LIMIT = 1 << 30
@@ -217,25 +202,25 @@ class ControllerOptions:
         self._check_store()
         for name in ("lease_ms", "heartbeat_ms", "stop_grace_ms", "call_timeout_ms", "progress_ms"):
             if getattr(self, name) <= 0:
-                raise BadOption(option_of(ControllerOptions, name), "must be longer than nothing")
+                raise OptionError(option_of(ControllerOptions, name), "must be longer than nothing")
         for name in ("orphan_grace_ms", "reconcile_grace_ms"):
             if getattr(self, name) < 0:
-                raise BadOption(option_of(ControllerOptions, name), "must not be negative")
+                raise OptionError(option_of(ControllerOptions, name), "must not be negative")
         for name in ("loop", "log_format", "log_level"):
             known = _CHOICES[name]
             if getattr(self, name) not in known:
-                raise BadOption(
+                raise OptionError(
                     option_of(ControllerOptions, name), f"{getattr(self, name)!r} is none of {', '.join(known)}"
                 )
         if self.loop == "uvloop" and find_spec("uvloop") is None:
-            raise BadOption("--loop", "uvloop is not installed; install it with pip, or choose auto")
+            raise OptionError("--loop", "uvloop is not installed; install it with pip, or choose auto")
         if self.otlp and not self.otlp.startswith(("http://", "https://")):
-            raise BadOption("--otlp", f"{self.otlp!r} is not a URL; write e.g. http://127.0.0.1:4317")
+            raise OptionError("--otlp", f"{self.otlp!r} is not a URL; write e.g. http://127.0.0.1:4317")
         if self.otlp and find_spec("opentelemetry") is None:
-            raise BadOption("--otlp", "OpenTelemetry is not installed; install callboard[otel], or leave it out")
+            raise OptionError("--otlp", "OpenTelemetry is not installed; install callboard[otel], or leave it out")
         # Fewer than two heartbeats in a lease and one lost message would end it.
         if self.lease_ms < 2 * self.heartbeat_ms:
-            raise BadOption(
+            raise OptionError(
                 "--lease", f"{self.lease_ms} ms is shorter than two heartbeats of {self.heartbeat_ms} ms; raise it"
             )
 
@@ -245,15 +230,15 @@ class ControllerOptions:
         if not self.store:
             return
         if find_spec("psycopg") is None:
-            raise BadOption("--store", "needs a library; install it with `pip install 'callboard[postgres]'`")
+            raise OptionError("--store", "needs a library; install it with `pip install 'callboard[postgres]'`")
         if not 1_000 <= self.store_lease_ms <= 600_000:
-            raise BadOption("--store-lease", f"{self.store_lease_ms} ms is not 1 s … 10 min")
+            raise OptionError("--store-lease", f"{self.store_lease_ms} ms is not 1 s … 10 min")
         if not self.advertise and split_address(self.listen)[0] in {"0.0.0.0", "::"}:  # noqa: S104 - to be refused
-            raise BadOption("--advertise", "is missing: other controllers tell clients where this one is, HOST:PORT")
+            raise OptionError("--advertise", "is missing: other controllers tell clients where this one is, HOST:PORT")
 
     def _check_tls(self) -> None:
         if (self.tls.cert is None) != (self.tls.key is None) or (self.tls.ca is not None and self.tls.cert is None):
-            raise BadOption("--tls-cert", "name a certificate and its key; an authority only besides them")
+            raise OptionError("--tls-cert", "name a certificate and its key; an authority only besides them")
         open_ones = {"--listen": self.listen, "--metrics": self.metrics, "--page": self.page}
         if self.tokens_at:
             open_ones["--token-listen"] = self.tokens_at
@@ -261,7 +246,7 @@ class ControllerOptions:
             if stated in ("--metrics", "--page") and not address:
                 continue
             if not is_loopback(split_address(address, stated)[0]) and not self.insecure and not self.secure:
-                raise BadOption(
+                raise OptionError(
                     stated,
                     f"{address} can be reached from other machines, and what is sent there can be read on the way. "
                     "Make certificates with `callboard certs init` or name them with --tls-cert, listen on 127.0.0.1, "
@@ -299,7 +284,7 @@ def split_address(address: str, option: str = "--listen") -> tuple[str, int]:
     """Host and port of "host:port" or "[v6]:port", stated by ``option``.
 
     Raises:
-        BadOption: it is no such address.
+        OptionError: it is no such address.
     """
     host, colon, port = address.rpartition(":")
     if host.startswith("[") and host.endswith("]"):
@@ -307,15 +292,5 @@ def split_address(address: str, option: str = "--listen") -> tuple[str, int]:
     elif ":" in host:
         host = ""  # an IPv6 address without brackets: which colon starts the port?
     if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65_535:
-        raise BadOption(option, f"{address!r} is not an address; write host:port, e.g. {DEFAULT_LISTEN}")
+        raise OptionError(option, f"{address!r} is not an address; write host:port, e.g. {DEFAULT_LISTEN}")
     return host, int(port)
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach ``host``. A name other than localhost is not trusted to be one."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

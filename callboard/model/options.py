@@ -18,6 +18,20 @@ from callboard.model.durations import format_duration_ms, parse_duration_ms
 from callboard.model.quantities import format_memory, format_milli, parse_memory, parse_milli
 
 
+class OptionError(ValueError):
+    """An option that can't be used as given.
+
+    Attributes:
+        option: its name as on the command line, or of the field.
+        why: what is wrong and what to do, as sentences.
+    """
+
+    def __init__(self, option: str, why: str) -> None:
+        super().__init__(f"{option}: {why}")
+        self.option = option
+        self.why = why
+
+
 class Unit(NamedTuple):
     """How an amount is read and written, and what the help calls it."""
 

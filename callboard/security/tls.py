@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import os
 import ssl
 from collections.abc import Mapping
@@ -17,6 +18,14 @@ if TYPE_CHECKING:
     import grpc
 
 _MAX_KNOWN = 10_000
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach ``host``. A name other than localhost is not trusted to be one."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 class TlsFiles(NamedTuple):

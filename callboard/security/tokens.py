@@ -11,7 +11,6 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import hmac
-import ipaddress
 import json
 import os
 import re
@@ -33,7 +32,7 @@ from callboard.security.places import (
     run_directory,
     write_private,
 )
-from callboard.security.tls import TlsFiles, TlsParts
+from callboard.security.tls import TlsFiles, TlsParts, is_loopback
 
 TOKEN_NAME = "token"  # noqa: S105 - a file's name
 TOKEN_VARIABLE = "CALLBOARD_TOKEN"  # noqa: S105 - a variable's name
@@ -169,13 +168,7 @@ def find_tls(
 
 def is_loopback_address(address: str) -> bool:
     """Whether what is sent to "host:port" stays on this machine."""
-    host = address.rpartition(":")[0].strip("[]")
-    if host == "localhost" or address.startswith("unix:"):
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+    return address.startswith("unix:") or is_loopback(address.rpartition(":")[0].strip("[]"))
 
 
 def forget_stated_token() -> None:

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from callboard.agents.departure import OUTPUT_BYTES, REASON_CHARS, NoticeOptions, NoticeWatcher, drain_of
-from callboard.agents.options import AgentOptions, OptionError
+from callboard.agents.options import AgentOptions
 from callboard.client.client import Client
 from callboard.controller.options import ControllerOptions
 from callboard.controller.server import Controller
+from callboard.model.options import OptionError
 from callboard.security.processes import identify
 
 ROOT = Path(__file__).parents[2]

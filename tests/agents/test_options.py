@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from callboard.agents.options import AgentOptions, OptionError, split_address
+from callboard.agents.options import AgentOptions, split_address
+from callboard.model.options import OptionError
 
 
 @pytest.mark.parametrize("name", ["../../x", "a/b", "a\n", "x" * 300, "🙂", "%s", "", "1st"])

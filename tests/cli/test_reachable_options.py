@@ -13,13 +13,13 @@ import typer
 import typer.main
 from typer.testing import CliRunner, Result
 
-from callboard.agents.options import AgentOptions, OptionError
+from callboard.agents.options import AgentOptions
 from callboard.cli.cluster import agent as agent_action
 from callboard.cli.cluster import controller as controller_action
 from callboard.cli.main import app
 from callboard.cli.options import Stated, read_stated, stating
 from callboard.controller.options import ControllerOptions, Limits
-from callboard.model.options import option, option_of
+from callboard.model.options import OptionError, option, option_of
 from callboard.model.roles import PRESETS
 from callboard.security.caller_roles import Role
 from callboard.security.signed_tokens import SignedTokenRules

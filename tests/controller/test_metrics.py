@@ -21,9 +21,10 @@ from callboard.cli.watch import status
 from callboard.controller.metrics import metrics
 from callboard.controller.metrics.gauges import gauges
 from callboard.controller.metrics.server import MetricsServer
-from callboard.controller.options import BadOption, ControllerOptions
+from callboard.controller.options import ControllerOptions
 from callboard.controller.server import Controller
 from callboard.controller.views.stats import stats_message
+from callboard.model.options import OptionError
 from callboard.scheduler.records import events as ev
 from callboard.v1 import job_pb2, scheduler_pb2
 from callboard.wire.refusals import Unavailable
@@ -155,7 +156,7 @@ class TestMetrics:
         await asyncio.to_thread(server.close)
 
     def test_an_address_that_others_can_reach_is_refused(self, tmp_path: Path) -> None:
-        with pytest.raises(BadOption, match="--metrics"):
+        with pytest.raises(OptionError, match="--metrics"):
             ControllerOptions(state_dir=tmp_path, metrics="0.0.0.0:8080")
 
 

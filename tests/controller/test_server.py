@@ -20,8 +20,9 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from callboard.client.client import Client
 from callboard.controller.journal.state_dir import StoreFailed
-from callboard.controller.options import BadOption, ControllerOptions
+from callboard.controller.options import ControllerOptions
 from callboard.controller.server import Controller, PortTaken
+from callboard.model.options import OptionError
 from callboard.security.dialing import open_channel
 from callboard.v1 import event_pb2, pool_pb2, scheduler_pb2
 from callboard.wire.errors import parse_error
@@ -34,7 +35,7 @@ from tests.support.fake_agent import FakeAgent
 class TestOptions:
     @pytest.mark.parametrize("listen", ["0.0.0.0:7700", "10.0.0.1:7700", "[::]:7700", "example.org:7700"])
     def test_se_01_others_may_reach_it_only_if_that_is_said(self, listen: str, tmp_path: Path) -> None:
-        with pytest.raises(BadOption, match=r"--insecure"):
+        with pytest.raises(OptionError, match=r"--insecure"):
             ControllerOptions(listen=listen, state_dir=tmp_path)
         ControllerOptions(listen=listen, state_dir=tmp_path, insecure=True)
 
@@ -46,14 +47,14 @@ class TestOptions:
         "listen", ["", "7700", "127.0.0.1", "127.0.0.1:", "127.0.0.1:x", "127.0.0.1:70000", "::1:7"]
     )
     def test_what_is_no_address_is_refused(self, listen: str, tmp_path: Path) -> None:
-        with pytest.raises(BadOption, match="write host:port"):
+        with pytest.raises(OptionError, match="write host:port"):
             ControllerOptions(listen=listen, state_dir=tmp_path)
 
     @pytest.mark.parametrize(
         "fields", [{"lease_ms": 0}, {"heartbeat_ms": 10_000}, {"orphan_grace_ms": -1}, {"progress_ms": 0}]
     )
     def test_times_that_make_no_sense_are_refused(self, fields: dict[str, Any], tmp_path: Path) -> None:
-        with pytest.raises(BadOption):
+        with pytest.raises(OptionError):
             ControllerOptions(state_dir=tmp_path, **fields)
 
 

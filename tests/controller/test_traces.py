@@ -13,7 +13,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from callboard.client.client import Client
 from callboard.controller.metrics import traces
-from callboard.controller.options import BadOption, ControllerOptions
+from callboard.controller.options import ControllerOptions
+from callboard.model.options import OptionError
 from callboard.v1 import event_pb2, job_pb2
 from tests.controller.support import api_at, job, options_for, pool, running
 from tests.support.fake_agent import FakeAgent
@@ -114,5 +115,5 @@ async def test_what_is_no_trace_context_is_ignored_and_followed_jobs_are_bounded
 
 
 def test_an_endpoint_that_is_not_a_url_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadOption, match=r"write e\.g\. http://127.0.0.1:4317"):
+    with pytest.raises(OptionError, match=r"write e\.g\. http://127.0.0.1:4317"):
         ControllerOptions(state_dir=tmp_path, otlp="collector:4317")

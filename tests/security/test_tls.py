@@ -19,8 +19,9 @@ from callboard.client.client import Client
 from callboard.client.errors import Unreachable
 from callboard.client.sync import SyncClient
 from callboard.controller import server as server_module
-from callboard.controller.options import BadOption, ControllerOptions
+from callboard.controller.options import ControllerOptions
 from callboard.controller.server import Controller
+from callboard.model.options import OptionError
 from callboard.security import access as access_module
 from callboard.security import certificates
 from callboard.security.caller_roles import Role
@@ -322,7 +323,7 @@ async def test_a_token_is_not_sent_to_another_machine_in_clear(monkeypatch: pyte
 
 def test_without_certificates_no_other_machine_is_listened_to(tmp_path: Path) -> None:
     for fields in ({"listen": "0.0.0.0:7700"}, {"metrics": "0.0.0.0:8080"}):
-        with pytest.raises(BadOption, match="certs init"):
+        with pytest.raises(OptionError, match="certs init"):
             options_for(tmp_path, **fields)
     certificates.make_authority(tmp_path / "state" / "certs", [])
     options = options_for(tmp_path, listen="0.0.0.0:7700", metrics="0.0.0.0:8080")

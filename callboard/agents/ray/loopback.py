@@ -7,7 +7,6 @@ interface (m), and tells nodes apart by address. An address is taken by a name t
 from __future__ import annotations
 
 import errno
-import ipaddress
 import socket
 from collections.abc import Iterable
 
@@ -15,6 +14,7 @@ import psutil
 
 from callboard.agents.files.run_dir import Started
 from callboard.agents.options import AgentOptions, split_address
+from callboard.security.tls import is_loopback
 
 _FIRST, _LAST = 10, 250
 """127.0.0.10 … 127.0.0.250: clear of the addresses that people use by hand."""
@@ -41,7 +41,7 @@ class NodeAddress:
         host, port = split_address(options.ray_address or options.controller.partition(",")[0])
         if options.node_ip:
             self.ip = _own(options.node_ip)
-        elif _is_loopback(host):
+        elif is_loopback(host):
             self.ip, self._claim = _take_loopback(earlier)
         else:
             self.ip = _local_end(host, port)
@@ -72,16 +72,9 @@ def host_addresses() -> list[str]:
         if each.family in (socket.AF_INET, socket.AF_INET6)
         # Addresses of one link need its name, and loopback is told as a whole.
         and "%" not in each.address
-        and not _is_loopback(each.address)
+        and not is_loopback(each.address)
     ]
     return [*sorted(found), "127.0.0.2 … 127.255.255.254"]
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def earlier_ip(recorded: Iterable[Started]) -> str:

@@ -14,7 +14,7 @@ import grpc.aio
 import typer
 
 from callboard.agents.agent import run_agent
-from callboard.agents.options import MAX_HARDWARE, AgentOptions, OptionError
+from callboard.agents.options import MAX_HARDWARE, AgentOptions
 from callboard.cli.local.dashboard import usable_port
 from callboard.cli.options import Stated, read_stated, reading
 from callboard.cli.show import consoles
@@ -22,7 +22,7 @@ from callboard.cli.show.exits import FAILED, CommandFailed
 from callboard.cli.show.verb_guard import failing_in_words
 from callboard.client.clusters import find_controller
 from callboard.model.names import is_name
-from callboard.model.options import option_of
+from callboard.model.options import OptionError, option_of
 from callboard.model.quantities import parse_milli
 from callboard.security.joining import AgentCredentials, JoinToken
 from callboard.security.places import UnsafeFile, UnsafeRunDirectory

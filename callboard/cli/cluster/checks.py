@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 
 import typer
 
-from callboard.agents.options import AgentOptions, OptionError
+from callboard.agents.options import AgentOptions
 from callboard.cli.local.machine_gpus import BadGpus, MachineGpus, machine_gpus, shares
 from callboard.cli.local.plan import ClusterPlan, NodeShape
 from callboard.cli.options import reading
@@ -15,6 +15,7 @@ from callboard.cli.show.exits import CommandFailed
 from callboard.cli.show.verb_guard import failing_in_words
 from callboard.model.cluster_text import NodeText
 from callboard.model.names import is_custom_resource, is_name
+from callboard.model.options import OptionError
 from callboard.model.quantities import MILLI, QuantityError, format_milli, parse_memory, parse_milli
 
 MAX_STARTED = 64

@@ -15,10 +15,11 @@ from callboard.cli.local.records import AlreadyUp, claim_directory, remove_direc
 from callboard.cli.options import Stated, read_stated
 from callboard.client.clusters import CONTROLLER_ROLE, ClusterRecord, cluster_directory, write_record
 from callboard.controller.journal.database import STORE_VARIABLE, check_url
-from callboard.controller.options import DEFAULT_METRICS, DEFAULT_PAGE, BadOption, ControllerOptions, Limits
+from callboard.controller.options import DEFAULT_METRICS, DEFAULT_PAGE, ControllerOptions, Limits
 from callboard.controller.server import run_controller
 from callboard.model.faults import InvalidInput
 from callboard.model.inputs.role_file import read_role_file
+from callboard.model.options import OptionError
 from callboard.security.caller_roles import Role
 from callboard.security.places import run_directory
 from callboard.security.processes import identify
@@ -60,7 +61,7 @@ def run(
     try:
         wanted |= {"store": _store(stated["store"]), "jwt": _jwt(*jwt), "limits": _limits(limits)}
         options = ControllerOptions(**wanted)
-    except BadOption as error:
+    except OptionError as error:
         raise typer.BadParameter(error.why, param_hint=error.option) from error
     if run_dir is not None:
         # Whoever chose the run directory has registered the cluster.
@@ -100,7 +101,7 @@ def _store(stated: str) -> str:
     try:
         return check_url(url, from_command_line=bool(stated))
     except InvalidInput as error:
-        raise BadOption("--store", f"{error.faults[0].message}.") from error
+        raise OptionError("--store", f"{error.faults[0].message}.") from error
 
 
 def _jwt(
@@ -108,15 +109,15 @@ def _jwt(
 ) -> SignedTokenRules | None:
     if key is None:
         if issuer or audience or groups:
-            raise BadOption("--jwt-key", "is missing: without keys no signed token counts.")
+            raise OptionError("--jwt-key", "is missing: without keys no signed token counts.")
         return None
     if not issuer or not audience:
-        raise BadOption("--jwt-key", "needs --jwt-issuer and --jwt-audience: tokens made for others must not count.")
+        raise OptionError("--jwt-key", "needs --jwt-issuer and --jwt-audience: tokens made for others must not count.")
     roles: dict[str, Role] = {}
     for text in groups:
         group, _, role = text.rpartition("=")
         if not group or role not in ROLES_OF_PEOPLE:
-            raise BadOption("--jwt-role", f"{text!r} is not GROUP=ROLE with one of {', '.join(ROLES_OF_PEOPLE)}.")
+            raise OptionError("--jwt-role", f"{text!r} is not GROUP=ROLE with one of {', '.join(ROLES_OF_PEOPLE)}.")
         roles[group] = Role(role)
     return SignedTokenRules(
         key_file=key.absolute(),
@@ -134,9 +135,9 @@ def _limits(stated: Sequence[str]) -> Limits:
     for text in stated:
         name, _, number = text.partition("=")
         if name not in names:
-            raise BadOption("--limit", f"{name!r} is not the name of a limit; there are {', '.join(names)}.")
+            raise OptionError("--limit", f"{name!r} is not the name of a limit; there are {', '.join(names)}.")
         if not (number.isascii() and number.isdigit()):
-            raise BadOption("--limit", f"{text!r} is not NAME=N, with a whole number N.")
+            raise OptionError("--limit", f"{text!r} is not NAME=N, with a whole number N.")
         found[name] = int(number)
     return Limits(**found)
 
