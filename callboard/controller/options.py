@@ -294,3 +294,8 @@ def split_address(address: str, option: str = "--listen") -> tuple[str, int]:
     if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65_535:
         raise OptionError(option, f"{address!r} is not an address; write host:port, e.g. {DEFAULT_LISTEN}")
     return host, int(port)
+
+
+def page_address(text: str) -> str:
+    """What ``--page`` says, as an address: a port alone is one of this machine."""
+    return f"127.0.0.1:{text}" if text.isdecimal() else text

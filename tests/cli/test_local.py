@@ -224,7 +224,16 @@ def test_down_without_a_cluster_says_so(machine: Machine) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [("--name", "a/b"), ("--cpus-per-node", "lots"), ("--memory-per-node", "4 bananas"), ("--agents", "0")],
+    [
+        ("--name", "a/b"),
+        ("--cpus-per-node", "lots"),
+        ("--memory-per-node", "4 bananas"),
+        ("--agents", "0"),
+        ("--resource", "robot=1", "--resource", "robot=2"),
+        ("--resource", "robot=-1"),
+        ("--page", "here"),
+        ("--page", "127.0.0.1:99999"),
+    ],
 )
 def test_bad_options_are_refused_before_anything_starts(machine: Machine, arguments: tuple[str, ...]) -> None:
     shown = machine.run("up", *arguments)

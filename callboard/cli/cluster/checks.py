@@ -13,6 +13,7 @@ from callboard.cli.local.plan import ClusterPlan, NodeShape
 from callboard.cli.options import reading
 from callboard.cli.show.exits import CommandFailed
 from callboard.cli.show.verb_guard import failing_in_words
+from callboard.controller.options import page_address, split_address
 from callboard.model.cluster_text import NodeText
 from callboard.model.names import is_custom_resource, is_name
 from callboard.model.options import OptionError
@@ -81,20 +82,30 @@ def check_nodes(plan: ClusterPlan) -> None:
         )
     with reading("--memory-per-node"):
         parse_memory(plan.memory)
+    named: set[str] = set()
     for resource in plan.resources:
         name, _, amount = resource.partition("=")
         try:
-            parse_milli(amount)
+            negative = parse_milli(amount) < 0
         except QuantityError as error:
             raise typer.BadParameter(f"{resource!r}: {error}", param_hint="--resource") from error
         if not is_custom_resource(name):
             raise typer.BadParameter(f"{name!r} can't be the name of a custom resource", param_hint="--resource")
+        if negative or name in named:
+            why = "is negative" if negative else f"states {name} again"
+            raise typer.BadParameter(f"{resource!r} {why}", param_hint="--resource")
+        named.add(name)
     for path in plan.interpreters:
         if not (path.startswith("/") and os.access(path, os.X_OK)):
             why = f"{path} is not the absolute path of a program on this machine"
             raise typer.BadParameter(why, param_hint="--interpreter")
     if plan.object_store:
         _check_object_store(plan)
+    if plan.page not in ("", "none"):
+        try:
+            split_address(page_address(plan.page), "--page")
+        except OptionError as error:
+            raise typer.BadParameter(error.why, param_hint="--page") from error
 
 
 def _check_object_store(plan: ClusterPlan) -> None:

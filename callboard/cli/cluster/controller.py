@@ -15,7 +15,7 @@ from callboard.cli.local.records import AlreadyUp, claim_directory, remove_direc
 from callboard.cli.options import Stated, read_stated
 from callboard.client.clusters import CONTROLLER_ROLE, ClusterRecord, cluster_directory, write_record
 from callboard.controller.journal.database import STORE_VARIABLE, check_url
-from callboard.controller.options import DEFAULT_METRICS, DEFAULT_PAGE, ControllerOptions, Limits
+from callboard.controller.options import DEFAULT_METRICS, DEFAULT_PAGE, ControllerOptions, Limits, page_address
 from callboard.controller.server import run_controller
 from callboard.model.faults import InvalidInput
 from callboard.model.inputs.role_file import read_role_file
@@ -86,11 +86,6 @@ def _failing_in_words() -> Iterator[None]:
 
         with failing_in_words():
             raise
-
-
-def page_address(text: str) -> str:
-    """What ``--page`` says, as an address: a port alone is one of this machine."""
-    return f"127.0.0.1:{text}" if text.isdecimal() else text
 
 
 def _store(stated: str) -> str:
