@@ -503,6 +503,13 @@ class JobSpec:
         """Whether some workers must run at certain places."""
         return any(component.places for component in self.components)
 
+    @property
+    def pools(self) -> tuple[str, ...]:
+        """Names of all pools that its components are charged to."""
+        if len(self.components) == 1:
+            return (self.pool_of(self.components[0]),)
+        return tuple(dict.fromkeys(self.pool_of(component) for component in self.components))
+
     def pool_of(self, component: ComponentSpec) -> str:
         """Name of the pool that ``component`` is charged to."""
         return component.pool or self.pool

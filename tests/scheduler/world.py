@@ -111,7 +111,7 @@ class World:
     def place(self) -> None:
         """Resolves placements whose nodes are there now, as a controller does."""
         waiting = [(uid, self.state.specs[uid].spec) for uid in self.state.unplaced]
-        for uid, spec in list(on_nodes(waiting, self.state.nodes.values())):
+        for uid, spec in on_nodes(waiting, self.state.nodes.values()):
             self.send(ev.PlacementResolved(now_ms=self.now_ms, uid=uid, spec=spec))
 
     def tick(self, ms: int) -> None:

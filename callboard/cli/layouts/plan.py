@@ -109,7 +109,7 @@ def _listed(value: object) -> list[Any]:
 
 def _tell_unknown_pools(spec: JobSpec, said: RoleFile) -> None:
     """A cluster started with the file would refuse the job."""
-    unknown = sorted({spec.pool_of(each) for each in spec.components} - {pool.name for pool in said.pools})
+    unknown = sorted({*spec.pools} - {pool.name for pool in said.pools})
     if said.pools and unknown:
         named = f"no pool {unknown[0]}" if len(unknown) == 1 else f"no pools {', '.join(unknown)}"
         typer.echo(f"note: the file of roles has {named}; planned without a quota.", err=True)

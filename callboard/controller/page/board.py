@@ -339,7 +339,7 @@ class Board:
         new: tuple[tuple[str, ...], str] = ((), "")
         if job is not None and job.state not in ENDED:
             spec = self._driver.state.specs[uid].spec
-            pools = tuple(sorted({spec.pool, *(spec.pool_of(component) for component in spec.components)}))
+            pools = tuple(sorted({spec.pool, *spec.pools}))
             new = (pools, "pending" if job.state is JobState.PENDING else "active")
             self._pool_of[uid] = new
         if old == new:

@@ -52,7 +52,7 @@ def job_row(job: JobRecord, state: State) -> Row:
         "revision": max([job.revision, *(worker.revision for worker in workers)]),
         "story": [[line.at_ms, line.state] for line in job.story[-STORY_SHOWN:]],
     }
-    further = sorted({spec.pool_of(component) for component in spec.components} - {spec.pool})
+    further = sorted({*spec.pools} - {spec.pool})
     # Left out where there is nothing to say: there may be ten thousand of these.
     rare = {
         "pools": further,

@@ -117,7 +117,7 @@ class AwaitedPlacements(Listener):
         while not self._is_seen():
             self._seen = basis = _Basis.of(self._driver.state, "")
             waiting = [(uid, basis.state.specs[uid].spec) for uid in basis.state.unplaced]
-            found = await asyncio.to_thread(uncollected, list, on_nodes(waiting, basis.nodes))
+            found = await asyncio.to_thread(uncollected, on_nodes, waiting, basis.nodes)
             for uid, spec in found:
                 try:
                     await self._decided(basis, uid, spec)

@@ -25,7 +25,6 @@ from callboard.controller.services.request_parts import (
     id_of,
     output_selection,
     page_of,
-    pools_of,
     sees_job,
     text_of,
 )
@@ -153,7 +152,7 @@ class JobService(job_pb2_grpc.JobServiceServicer):
             for job in state.jobs.values()
             if (after is None or job.order < after)
             and (not states or job.state in states)
-            and (not request.pool or request.pool in pools_of(state, job))
+            and (not request.pool or request.pool in state.specs[job.uid].spec.pools)
             and (not who.in_pools_only or sees_job(state, job, who.name))
         ]
         jobs.sort(key=lambda job: -job.order)
@@ -376,7 +375,7 @@ class JobService(job_pb2_grpc.JobServiceServicer):
     def _seen(self, state: State, wanted: str) -> JobRecord:
         """The job that is meant, if the caller may see it."""
         job = _found(state, wanted)
-        check_member(state, pools_of(state, job), f"job {wanted}")
+        check_member(state, state.specs[job.uid].spec.pools, f"job {wanted}")
         return job
 
     def _check(self, wanted: str) -> None:
@@ -386,7 +385,7 @@ class JobService(job_pb2_grpc.JobServiceServicer):
 
     def _check_submit(self, spec: JobSpec) -> None:
         """Whether the caller may submit a job, and no more of them wait than may."""
-        pools = {spec.pool_of(component) for component in spec.components} or {spec.pool}
+        pools = spec.pools or (spec.pool,)
         state = self._driver.state
         check_member(state, pools, f"job {spec.name}")
         if not caller().in_pools_only:

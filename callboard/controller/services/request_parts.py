@@ -222,15 +222,9 @@ def is_member(state: State, pool: str, name: str) -> bool:
     return record is not None and name in record.spec.members
 
 
-def pools_of(state: State, job: JobRecord) -> set[str]:
-    """Pools that a job's components are charged to."""
-    spec = state.specs[job.uid].spec
-    return {spec.pool_of(component) for component in spec.components}
-
-
 def sees_job(state: State, job: JobRecord, client: str) -> bool:
     """Whether every pool of a job names a client as a member."""
-    return all(is_member(state, pool, client) for pool in pools_of(state, job))
+    return all(is_member(state, pool, client) for pool in state.specs[job.uid].spec.pools)
 
 
 def is_member_of(state: State, job_name: str, client: str) -> bool:

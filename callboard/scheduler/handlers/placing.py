@@ -144,9 +144,10 @@ def _padded(cluster: Cluster, wanted: int, absent: Sequence[str]) -> Iterator[Cl
         yield Cluster(nodes=(*cluster.nodes, *to_come), groups=cluster.groups)
 
 
-def on_nodes(waiting: Iterable[tuple[str, JobSpec]], nodes: Iterable[NodeRecord]) -> Iterator[tuple[str, JobSpec]]:
+def on_nodes(waiting: Iterable[tuple[str, JobSpec]], nodes: Iterable[NodeRecord]) -> list[tuple[str, JobSpec]]:
     """With their uids the jobs among those that wait whose nodes are there now, each with its places."""
     cluster = cluster_of(nodes)
+    placed = []
     for uid, spec in waiting:
         if len(cluster.nodes) < _nodes_of(spec.placement_config):
             continue
@@ -161,7 +162,8 @@ def on_nodes(waiting: Iterable[tuple[str, JobSpec]], nodes: Iterable[NodeRecord]
         found = replace(
             found, components=components, placement_config=spec.placement_config, placement_digest=spec.placement_digest
         )
-        yield uid, fused(found)
+        placed.append((uid, fused(found)))
+    return placed
 
 
 def resolved(tx: Transaction, event: PlacementResolved) -> None:

@@ -8,16 +8,7 @@ from dataclasses import dataclass
 from callboard.model.frozen import quick
 from callboard.model.quantities import Resources, total
 from callboard.model.specs import JobSpec
-from callboard.scheduler.plan.preemption import (
-    Claims,
-    Verdict,
-    by_rules,
-    guarded,
-    left_ms,
-    lost_work_ms,
-    may_yield,
-    pools_of,
-)
+from callboard.scheduler.plan.preemption import Claims, Verdict, by_rules, guarded, left_ms, lost_work_ms, may_yield
 from callboard.scheduler.plan.quota import borrowed
 from callboard.scheduler.plan.view import Assumption, View, assuming
 from callboard.scheduler.records.job_records import JobRecord, WorkerRecord
@@ -229,7 +220,7 @@ def takes_only_what_is_owed(state: State, preemptor_uid: str, victims: Sequence[
     owing: dict[tuple[str, ...], list[Candidate]] = {}
     for victim in victims:
         if victim.verdict.rule is Rule.RECLAIM:
-            owing.setdefault(pools_of(state.specs[victim.job.uid].spec), []).append(victim)
+            owing.setdefault(state.specs[victim.job.uid].spec.pools, []).append(victim)
     for pools, owed in owing.items():
         # What is beyond with all others gone is beyond before, so the order of the others is no matter.
         if not any(_is_beyond(state, preemptor_uid, pools, victims, last) for last in owed):

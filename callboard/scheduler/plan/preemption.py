@@ -85,7 +85,7 @@ def may_yield(
 def by_rules(state: State, spec: JobSpec, preemptor: JobSpec, claims: Claims) -> Verdict:
     """What the rules say of any job with the spec ``spec``, whatever became of it since it was submitted."""
     policy = state.policy_for(preemptor.pool)
-    victim_pools, own_pools = pools_of(spec), pools_of(preemptor)
+    victim_pools, own_pools = spec.pools, preemptor.pools
     # In an order that all jobs of a class share: one answer is given for all of them, and its text names the first.
     outside = sorted(pool for pool in victim_pools if pool not in own_pools)
     if outside and all(pool in claims.reclaimable for pool in outside):
@@ -228,13 +228,6 @@ def is_protected(state: State, policy: PreemptionPolicy, pool: str) -> bool:
     """Whether nobody outside may preempt in a pool."""
     record = state.pools.get(pool)
     return pool in policy.protected_pools or bool(record and record.spec.protected)
-
-
-def pools_of(spec: JobSpec) -> tuple[str, ...]:
-    """Every pool that a job is charged to."""
-    if len(spec.components) == 1:
-        return (spec.pool_of(spec.components[0]),)
-    return tuple(dict.fromkeys(spec.pool_of(component) for component in spec.components))
 
 
 def yield_backoff_ms(state: State, spec: JobSpec, preemptions: int) -> int:
