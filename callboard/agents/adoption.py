@@ -13,15 +13,12 @@ from dataclasses import dataclass
 import structlog
 
 from callboard.agents.files.checkpoints import ROLE as CHECKPOINT
-from callboard.agents.files.run_dir import RunDir, Started
-from callboard.agents.link.fence_keeper import FenceKeeper
+from callboard.agents.files.run_dir import Started
 from callboard.agents.ray.ray_membership import RayMembership
-from callboard.agents.runtime import HostError, Launch, Runtime
-from callboard.agents.supplies.interpreters import InterpreterRefused, Interpreters
+from callboard.agents.runtime import HostError, Launch
+from callboard.agents.supplies.interpreters import InterpreterRefused
 from callboard.agents.supplies.worker_env import NodeIdentity, worker_marker, worker_name
-from callboard.agents.system.processes import Processes
-from callboard.agents.worker.order import WorkerOrder, WorkerRecord, read_record
-from callboard.agents.worker.spares import Spares
+from callboard.agents.worker.order import Site, WorkerOrder, WorkerRecord, read_record
 from callboard.agents.worker.table import WorkerTable
 
 _log = structlog.get_logger(__name__)
@@ -39,14 +36,9 @@ class Heir:
     """The parts of the new agent that take something over."""
 
     node: NodeIdentity
-    run_dir: RunDir
-    processes: Processes
-    runtime: Runtime
-    interpreters: Interpreters
+    site: Site
     workers: WorkerTable
-    spares: Spares
     membership: RayMembership | None
-    fence: FenceKeeper
     spare_variables: Mapping[str, str]
 
     async def take_over(self) -> None:
@@ -55,24 +47,24 @@ class Heir:
         Raises:
             LeftBehind: something doesn't end.
         """
-        earlier = self.run_dir.recorded()
+        earlier = self.site.run_dir.recorded()
         kept = self._keep(earlier)
-        self.processes.adopt(each.process for each in kept if each.process is not None)
+        self.site.processes.adopt(each.process for each in kept if each.process is not None)
         if any(each.facts.get("strict") for each in kept):
             # Before the earlier agent's fence is ended: somebody always watches.
-            await self.fence.watching()
+            await self.site.fence.watching()
         # A spare that was becoming a worker when its agent was killed is recorded as both, and lives on as the worker.
         living_on = {each.process for each in kept}
         lost = [each.process for each in earlier if each.process is not None and each.process not in living_on]
-        end = await self.processes.end_marked(lost, budget_s=LEFTOVERS_S)
+        end = await self.site.processes.end_marked(lost, budget_s=LEFTOVERS_S)
         if end.killed:
             _log.warning("leftovers_ended", count=end.killed)
         if not end.gone:
             raise LeftBehind(f"an earlier agent's processes {end.left} do not end")
-        fences = [Started("fence", process) for process in [self.fence.process] if process is not None]
-        self.run_dir.keep_only([self._own(), *kept, *fences])
+        fences = [Started("fence", process) for process in [self.site.fence.process] if process is not None]
+        self.site.run_dir.keep_only([self._own(), *kept, *fences])
         if not any(each.role == "ray" for each in kept):
-            self.run_dir.clear_ray()
+            self.site.run_dir.clear_ray()
         for each in kept:
             if each.role == "worker":
                 self._adopt_worker(each)
@@ -95,11 +87,12 @@ class Heir:
         spares = [each for each in earlier if each.role == "spare" and each.process not in taken]
         # One that was coming up is an actor that only its name finds; a plain process is ended by its marker.
         by_name = self.membership is not None
+        is_living = self.site.processes.is_living
         return [
             *nodes,
             *workers,
             *left,
-            *(each for each in spares if (by_name if each.process is None else self.processes.is_living(each.process))),
+            *(each for each in spares if (by_name if each.process is None else is_living(each.process))),
         ]
 
     def _own(self) -> Started:
@@ -114,7 +107,7 @@ class Heir:
         command = record.command
         name = worker_name(command)
         try:
-            interpreter = self.interpreters.allowed(command.interpreter)
+            interpreter = self.site.interpreters.allowed(command.interpreter)
         except InterpreterRefused:
             interpreter = command.interpreter  # It is used to find what is there, not to start it.
         launch = Launch(
@@ -136,15 +129,15 @@ class Heir:
     async def _adopt_spare(self, started: Started) -> None:
         process, preloaded = started.process, bool(started.facts.get("preload"))
         if process is None:
-            self.spares.adopt_unfinished(started.name, preloaded=preloaded)
+            self.site.spares.adopt_unfinished(started.name, preloaded=preloaded)
             return
         try:
-            hosted = await self.runtime.attach(started.facts["address"], process)
+            hosted = await self.site.runtime.attach(started.facts["address"], process)
         except HostError as error:
             _log.warning("spare_not_adopted", why=str(error))
-            await self.processes.end_roots([process], budget_s=LEFTOVERS_S)
-            self.run_dir.drop("spare", started.name)
+            await self.site.processes.end_roots([process], budget_s=LEFTOVERS_S)
+            self.site.run_dir.drop("spare", started.name)
             return
-        self.spares.adopt(
-            Launch(started.name, self.interpreters.allowed(""), self.spare_variables), hosted, preloaded=preloaded
+        self.site.spares.adopt(
+            Launch(started.name, self.site.interpreters.allowed(""), self.spare_variables), hosted, preloaded=preloaded
         )

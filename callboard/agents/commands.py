@@ -13,12 +13,10 @@ from pathlib import Path
 
 import structlog
 
-from callboard.agents.files.output_store import OutputOf, Outputs
+from callboard.agents.files.output_store import OutputOf
 from callboard.agents.groups import Groups
 from callboard.agents.host.worker_output import CODE, MODULES
-from callboard.agents.link.outbox import Outbox
 from callboard.agents.runtime import HostError, Launch
-from callboard.agents.supplies.interpreters import Interpreters
 from callboard.agents.supplies.worker_env import (
     NodeIdentity,
     PlanRefused,
@@ -29,8 +27,7 @@ from callboard.agents.supplies.worker_env import (
     worker_name,
     worker_plan,
 )
-from callboard.agents.worker.order import WorkerOrder
-from callboard.agents.worker.ports import Ports
+from callboard.agents.worker.order import Site, WorkerOrder
 from callboard.agents.worker.table import StaleGeneration, WorkerTable
 from callboard.model.names import is_name
 from callboard.v1 import agent_pb2
@@ -43,12 +40,9 @@ class Commands:
         self,
         *,
         node: NodeIdentity,
-        ports: Ports,
+        site: Site,
         workers: WorkerTable,
         groups: Groups,
-        interpreters: Interpreters,
-        outbox: Outbox,
-        outputs: Outputs,
         on_shutdown: Callable[[str], None],
     ) -> None:
         self.term = 0
@@ -56,17 +50,14 @@ class Commands:
         self.leaving = False
         """Once set, nothing new is started."""
         self._node = node
-        self._ports = ports
+        self._site = site
         self._workers = workers
         self._groups = groups
-        self._interpreters = interpreters
-        self._outbox = outbox
-        self._outputs = outputs
         self._on_shutdown = on_shutdown
 
     def handle(self, command: agent_pb2.Command) -> None:
         """Begin what is asked; reports will answer."""
-        if not self._outbox.begin(command.command_id):
+        if not self._site.outbox.begin(command.command_id):
             return
         if command.term < self.term:
             self._refuse(command, f"term {command.term} is over, {self.term} is current")
@@ -95,18 +86,18 @@ class Commands:
             self._workers.start(self._order(command.command_id, command.start_worker))
         except (PlanRefused, HostError, StaleGeneration) as error:
             if not there:
-                self._ports.release(name)
+                self._site.ports.release(name)
             self._refuse(command, str(error))
 
     def _reserve(self, command: agent_pb2.Command) -> None:
         asked = command.reserve_port
         try:
-            port = self._ports.reserve(name_of(asked.worker, asked.generation))
+            port = self._site.ports.reserve(name_of(asked.worker, asked.generation))
         except HostError as error:
             self._refuse(command, str(error))
             return
         reserved = agent_pb2.PortReserved(worker=asked.worker, generation=asked.generation, port=port)
-        self._outbox.report(command.command_id, port_reserved=reserved)
+        self._site.outbox.report(command.command_id, port_reserved=reserved)
 
     def _order(self, command_id: str, start: agent_pb2.StartWorker) -> WorkerOrder:
         if self.leaving:
@@ -115,11 +106,11 @@ class Commands:
         if not is_name(key.job_id) or not is_name(key.component) or key.rank < 0:
             raise PlanRefused(f"worker: {key.job_id!r}/{key.component!r}/{key.rank} can't be a worker")
         name = worker_name(start)
-        variables = worker_environment(start, self._node, self._ports.give(name, start.ports))
-        output = str(self._outputs.folder_of(OutputOf.of(start)))
+        variables = worker_environment(start, self._node, self._site.ports.give(name, start.ports))
+        output = str(self._site.outputs.folder_of(OutputOf.of(start)))
         launch = Launch(
             name=name,
-            interpreter=self._interpreters.allowed(start.interpreter),
+            interpreter=self._site.interpreters.allowed(start.interpreter),
             variables=variables,
             early=early_variables(start, self._node, variables),
             placement_group_id=start.ray_placement_group_id if start.in_bundle else "",
@@ -135,7 +126,7 @@ class Commands:
                 "output": output,
                 "working_dir": str(Path(output) / CODE) if start.working_dir else "",
                 "py_modules": [str(Path(output) / MODULES / str(place)) for place in range(len(start.py_modules))],
-                "output_bytes": self._outputs.bounds.worker_bytes,
+                "output_bytes": self._site.outputs.bounds.worker_bytes,
             },
             marker=worker_marker(self._node, name),
             received_at=asyncio.get_running_loop().time(),
@@ -143,4 +134,4 @@ class Commands:
 
     def _refuse(self, command: agent_pb2.Command, why: str) -> None:
         _log.warning("command_refused", command=command.command_id, why=why)
-        self._outbox.report(command.command_id, command_refused=agent_pb2.CommandRefused(message=why))
+        self._site.outbox.report(command.command_id, command_refused=agent_pb2.CommandRefused(message=why))

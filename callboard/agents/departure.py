@@ -23,8 +23,8 @@ from dataclasses import dataclass
 import grpc
 import structlog
 
-from callboard.agents.link.session import controller_channel
 from callboard.agents.system.processes import exited
+from callboard.security.dialing import Channel
 from callboard.security.processes import ProcessId, identify
 from callboard.security.tokens import BadToken
 from callboard.v1 import node_pb2, node_pb2_grpc
@@ -180,11 +180,12 @@ async def _first_bytes(output: asyncio.StreamReader) -> bytes:
     return kept
 
 
-def drain_of(node_id: str, controller: str, *, within_ms: int, http_proxy: bool, token_file: str = "") -> Drain:
+def drain_of(node_id: str, dial: Callable[[], Channel], within_ms: int) -> Drain:
     """Asks the controller to drain this node.
 
     Args:
-        controller: "host:port".
+        node_id: of this node.
+        dial: opens a channel to the controller.
         within_ms: by when what runs must be gone; 0: by its own timeouts.
     """
 
@@ -192,7 +193,7 @@ def drain_of(node_id: str, controller: str, *, within_ms: int, http_proxy: bool,
         request = node_pb2.DrainNodeRequest(name=f"nodes/{node_id}", within_ms=within_ms, reason=reason)
         request.until_rejoin = True  # Who comes back under this id is another program, where no notice stands.
         try:
-            async with controller_channel(controller, token_file=token_file, http_proxy=http_proxy) as channel:
+            async with dial() as channel:
                 await node_pb2_grpc.NodeServiceStub(channel).DrainNode(request, timeout=CALL_S)
         except grpc.aio.AioRpcError as error:
             _log.warning("notice_not_heard", reason=reason, code=error.code().name, why=error.details())

@@ -25,7 +25,7 @@ from callboard.agents.files.run_dir import ENVIRONMENTS, PACKAGES, RunDir
 from callboard.agents.link.exec_carrier import ExecCarrier
 from callboard.agents.link.fence_keeper import FenceProgram, start_fence
 from callboard.agents.link.output_sender import OutputSender
-from callboard.agents.link.session import Connect, controller_channel
+from callboard.agents.link.session import Connect, controller_channel, open_stream
 from callboard.agents.options import AgentOptions
 from callboard.agents.ray.ray_command import RayNodeSpec
 from callboard.agents.ray.ray_driver_client import DriverProgram, start_driver
@@ -82,7 +82,7 @@ class Machine(Protocol):
         environments: Python environments that are built of it; None: none can be.
         containers: containers that workers run in; None: there are none.
         execs: runs programs in the environments of workers; None: none can be run.
-        connect: opens a session's stream to the controller; None: by gRPC.
+        connect: opens a session's stream to the controller.
         environment: the agent's own variables.
     """
 
@@ -96,7 +96,7 @@ class Machine(Protocol):
     containers: Containers | None
     sender: Sender
     execs: ExecCarrier | None
-    connect: Connect | None
+    connect: Connect
     facts: HostFacts
     environment: Mapping[str, str]
 
@@ -145,28 +145,16 @@ class ThisMachine:
         self.ports = Ports()
         store = OutputStore(run_dir.output, OutputBounds(options.output_worker_bytes, options.output_bytes))
         self.outputs: Outputs = store
-        self.sender: Sender = OutputSender(
-            store,
-            options.controller,
-            options.node_id,
-            http_proxy=options.http_proxy,
-            token_file=options.token_file,
-        )
-        self.execs: ExecCarrier | None = ExecCarrier(
-            run_dir.sockets, options.controller, http_proxy=options.http_proxy, token_file=options.token_file
-        )
-        packages = Packages(
-            run_dir.path / PACKAGES,
-            partial(
-                controller_channel, options.controller, token_file=options.token_file, http_proxy=options.http_proxy
-            ),
-        )
+        dial = partial(controller_channel, options)
+        self.sender: Sender = OutputSender(store, options.node_id, dial)
+        self.execs: ExecCarrier | None = ExecCarrier(run_dir.sockets, dial)
+        packages = Packages(run_dir.path / PACKAGES, dial)
         self.packages: Packages | None = packages
         own = build_environment(os.environ, run_dir.path)
         self.environments: Environments | None = Environments(
             run_dir.path / ENVIRONMENTS, packages, self.processes, own
         )
-        self.connect: Connect | None = None
+        self.connect: Connect = partial(open_stream, dial)
         self.facts = HostFacts(
             hostname=socket.gethostname(),
             pid=os.getpid(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Sequence
+from functools import partial
 from typing import Any
 
 import structlog
@@ -18,7 +19,7 @@ from callboard.agents.inspection import Inspector
 from callboard.agents.link.fence_keeper import FenceKeeper
 from callboard.agents.link.lease import Lease
 from callboard.agents.link.outbox import Outbox
-from callboard.agents.link.session import Session, SessionRefused
+from callboard.agents.link.session import Session, SessionRefused, controller_channel
 from callboard.agents.machine import Machine
 from callboard.agents.options import AgentOptions
 from callboard.agents.ray.ray_driver_client import DriverClient
@@ -86,7 +87,7 @@ class Agent:
             variables=host_environment(node),
             preload_bytes=options.preload_bytes or inventory.capacity.memory_bytes // _PRELOAD_PART,
             at_once=max(1, inventory.capacity.cpu_milli // _PRELOAD_CPU_MILLI),
-            on_change=self._preloads_changed,
+            on_change=self._beat,
         )
         self._lease = Lease(
             on_expired=self._end_strict,
@@ -117,18 +118,13 @@ class Agent:
         self._groups = Groups(self._runtime, self._outbox)
         self._commands = Commands(
             node=node,
-            ports=self._ports,
+            site=site,
             workers=self._workers,
             groups=self._groups,
-            interpreters=interpreters,
-            outbox=self._outbox,
-            outputs=self._outputs,
             on_shutdown=self._departure.ask,
         )
         self._session = Session(
             options.controller,
-            http_proxy=options.http_proxy,
-            token_file=options.token_file,
             handler=self,
             outbox=self._outbox,
             lease=self._lease,
@@ -165,7 +161,7 @@ class Agent:
             ForeignRule(options.foreign_gpu_use, options.foreign_gpu_bytes),
             self._processes,
             holders=self._workers.holders,
-            on_change=self._devices_changed,
+            on_change=self._beat,
         )
         self._workers.on_gone = self._watch.look_soon
         self._devices_told = agent_pb2.DeviceStates()
@@ -174,14 +170,9 @@ class Agent:
         self._preloads_told = agent_pb2.PreloadStates()
         self._heir = Heir(
             node=node,
-            run_dir=run_dir,
-            processes=self._processes,
-            runtime=self._runtime,
-            interpreters=interpreters,
+            site=site,
             workers=self._workers,
-            spares=self._spares,
             membership=self._membership,
-            fence=self._fence,
             spare_variables=host_environment(node),
         )
 
@@ -276,11 +267,8 @@ class Agent:
 
     def ray_node(self) -> agent_pb2.RayNode | None:
         """The node's part in Ray, if it changed."""
-        now = self._ray_now()
-        if now == self._ray_told:
-            return None
-        self._ray_told = now
-        return now
+        told, self._ray_told = self._ray_told, self._ray_now()
+        return self._ray_told if self._ray_told != told else None
 
     def _ray_now(self) -> agent_pb2.RayNode:
         return agent_pb2.RayNode() if self._membership is None else self._membership.node
@@ -306,19 +294,13 @@ class Agent:
 
     def devices(self) -> agent_pb2.DeviceStates | None:
         """What the driver says of the devices, if it changed."""
-        now = agent_pb2.DeviceStates(states=self._watch.states)
-        if now == self._devices_told:
-            return None
-        self._devices_told = now
-        return now
+        told, self._devices_told = self._devices_told, agent_pb2.DeviceStates(states=self._watch.states)
+        return self._devices_told if self._devices_told != told else None
 
     def preloads(self) -> agent_pb2.PreloadStates | None:
         """What became of preloads, if it changed."""
-        now = agent_pb2.PreloadStates(states=self._spares.states())
-        if now == self._preloads_told:
-            return None
-        self._preloads_told = now
-        return now
+        told, self._preloads_told = self._preloads_told, agent_pb2.PreloadStates(states=self._spares.states())
+        return self._preloads_told if self._preloads_told != told else None
 
     def read_output(self, ask: agent_pb2.ReadOutput) -> None:
         self._machine.sender.begin(ask)
@@ -377,10 +359,7 @@ class Agent:
             self._groups.look_around()
         self._spares.wake()
 
-    def _devices_changed(self) -> None:
-        self._session.beat()
-
-    def _preloads_changed(self) -> None:
+    def _beat(self) -> None:
         self._session.beat()
 
     def _report_ray_exit(self, message: str) -> None:
@@ -404,13 +383,7 @@ class Agent:
                 timeout_s=options.notice_timeout_s,
                 node_id=options.node_id,
             ),
-            drain_of(
-                options.node_id,
-                options.controller,
-                within_ms=options.notice_within_ms,
-                http_proxy=options.http_proxy,
-                token_file=options.token_file,
-            ),
+            drain_of(options.node_id, partial(controller_channel, options), options.notice_within_ms),
         )
 
     def _new_runtime(self) -> Runtime:

@@ -6,11 +6,13 @@ import asyncio
 import os
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from callboard.agents.departure import OUTPUT_BYTES, REASON_CHARS, NoticeOptions, NoticeWatcher, drain_of
+from callboard.agents.departure import OUTPUT_BYTES, REASON_CHARS, Drain, NoticeOptions, NoticeWatcher, drain_of
+from callboard.agents.link.session import controller_channel
 from callboard.agents.options import AgentOptions
 from callboard.client.client import Client
 from callboard.controller.options import ControllerOptions
@@ -100,11 +102,14 @@ async def test_endless_output_is_neither_kept_nor_waited_for() -> None:
 
 
 async def test_a_controller_that_is_away_or_does_not_know_the_node_has_not_heard(tmp_path: Path) -> None:
-    assert not await drain_of("n7", "127.0.0.1:1", within_ms=0, http_proxy=False)("going")
+    def drain(address: str) -> Drain:
+        return drain_of("n7", partial(controller_channel, AgentOptions(controller=address)), 0)
+
+    assert not await drain("127.0.0.1:1")("going")
     controller = Controller(ControllerOptions(listen="127.0.0.1:0", state_dir=tmp_path / "state"))
     await controller.start()
     try:
-        assert not await drain_of("n7", controller.address, within_ms=0, http_proxy=False)("going")
+        assert not await drain(controller.address)("going")
     finally:
         await controller.stop()
 

@@ -13,7 +13,6 @@ import os
 import socket
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +21,9 @@ import structlog
 
 from callboard.agents.host.framing import Json
 from callboard.agents.host.worker_exec import CLOSE, DATA, END, HEADER, PIECE_BYTES, SIGNAL, SIZE, STDERR, STDOUT, frame
-from callboard.agents.link.session import controller_channel
 from callboard.agents.runtime import HostError
 from callboard.agents.system.tasks import cancelled
+from callboard.security.dialing import Channel
 from callboard.security.tokens import BadToken
 from callboard.v1 import agent_pb2, agent_pb2_grpc, common_pb2
 
@@ -53,9 +52,9 @@ _Stream = Any
 class ExecCarrier:
     """The programs that run in the environments of this node's workers."""
 
-    def __init__(self, sockets: Path, controller: str, *, http_proxy: bool, token_file: str = "") -> None:
+    def __init__(self, sockets: Path, dial: Callable[[], Channel]) -> None:
         self._sockets = sockets
-        self._dial = partial(controller_channel, controller, token_file=token_file, http_proxy=http_proxy)
+        self._dial = dial
         self._running: set[asyncio.Task[None]] = set()
 
     def begin(self, ask: agent_pb2.StartExec, control: Control | None) -> None:

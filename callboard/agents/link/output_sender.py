@@ -8,15 +8,14 @@ then the output waits in its file and nothing in memory. What breaks off is aske
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from functools import partial
+from collections.abc import AsyncIterator, Callable
 
 import grpc
 import structlog
 
 from callboard.agents.files.output_store import OutputStore
-from callboard.agents.link.session import controller_channel
 from callboard.agents.system.tasks import cancelled
+from callboard.security.dialing import Channel
 from callboard.security.tokens import BadToken
 from callboard.v1 import agent_pb2, agent_pb2_grpc
 
@@ -29,12 +28,10 @@ MOST_READS = 16
 class OutputSender:
     """Answers what the controller wants to read."""
 
-    def __init__(
-        self, store: OutputStore, controller: str, node_id: str, *, http_proxy: bool, token_file: str = ""
-    ) -> None:
+    def __init__(self, store: OutputStore, node_id: str, dial: Callable[[], Channel]) -> None:
         self._store = store
         self._node_id = node_id
-        self._dial = partial(controller_channel, controller, token_file=token_file, http_proxy=http_proxy)
+        self._dial = dial
         self._reads: set[asyncio.Task[None]] = set()
 
     def begin(self, ask: agent_pb2.ReadOutput) -> None:

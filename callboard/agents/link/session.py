@@ -10,12 +10,9 @@ The stream and chance are handed in, so that the simulator runs this protocol as
 from __future__ import annotations
 
 import asyncio
-import random
-import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -24,6 +21,7 @@ import structlog
 
 from callboard.agents.link.lease import Lease, LeaseTerms
 from callboard.agents.link.outbox import Outbox
+from callboard.agents.options import AgentOptions
 from callboard.agents.system.tasks import answer_within, cancelled, within
 from callboard.model.durations import Backoff
 from callboard.security.dialing import Channel, open_channel
@@ -97,20 +95,17 @@ class Session:
         self,
         controller: str,
         *,
-        http_proxy: bool,
-        token_file: str = "",
         handler: SessionHandler,
         outbox: Outbox,
         lease: Lease,
-        connect: Connect | None = None,
-        uniform: Callable[[float, float], float] = random.uniform,
-        wall_ns: Callable[[], int] = time.time_ns,
+        connect: Connect,
+        uniform: Callable[[float, float], float],
+        wall_ns: Callable[[], int],
     ) -> None:
         """
         Args:
-            http_proxy: whether the channel may go through a proxy.
-            token_file: file with the token it shows; empty: it is found as by every program of this account.
-            connect: opens a stream; None: by gRPC.
+            controller: its address, for people.
+            connect: opens a stream.
             uniform: chance between two bounds.
             wall_ns: wall clock in nanoseconds since 1970.
         """
@@ -121,7 +116,7 @@ class Session:
         self.epoch = 0
         self.term = 0
         self._controller = controller
-        self._connect = connect or partial(_grpc_stream, controller, token_file=token_file, http_proxy=http_proxy)
+        self._connect = connect
         self._uniform = uniform
         self._wall_ns = wall_ns
         self._handler = handler
@@ -358,9 +353,10 @@ def _decoded(message: _T) -> _T:
 
 
 @asynccontextmanager
-async def _grpc_stream(controller: str, *, token_file: str, http_proxy: bool) -> AsyncIterator[Stream]:
+async def open_stream(dial: Callable[[], Channel]) -> AsyncIterator[Stream]:
+    """A session's stream, by gRPC."""
     try:
-        channel = controller_channel(controller, token_file=token_file, http_proxy=http_proxy)
+        channel = dial()
         channel.metadata()
     except BadToken as error:
         # A file of it is being replaced just now, or is broken: whoever mends it need not start the agent again.
@@ -461,22 +457,16 @@ REFUSALS = frozenset(
 """Statuses that say "not you" or "not so": asking again changes nothing."""
 
 
-def controller_channel(controller: str, *, token_file: str = "", http_proxy: bool) -> Channel:
-    """A channel to the controller; the keepalive matches the minimum the controller sets.
-
-    Args:
-        controller: "host:port", or those of several controllers with commas between them.
-        token_file: file with the token that the agent shows; empty: it is found as by every program of this account.
-        http_proxy: go through the proxy that the environment names.
-    """
-    options = [
+def controller_channel(options: AgentOptions) -> Channel:
+    """A channel to the controller; the keepalive matches the minimum the controller sets."""
+    of_channel = [
         ("grpc.keepalive_time_ms", 10_000),
         ("grpc.keepalive_timeout_ms", 5_000),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
-        ("grpc.enable_http_proxy", int(http_proxy)),
+        ("grpc.enable_http_proxy", int(options.http_proxy)),
         # A channel a session: what one learned of a dead controller must not delay the next.
         ("grpc.use_local_subchannel_pool", 1),
     ]
-    stated = Path(token_file) if token_file else None
-    return open_channel(controller, options, find=lambda at: find_token(at, stated))
+    stated = Path(options.token_file) if options.token_file else None
+    return open_channel(options.controller, of_channel, find=lambda at: find_token(at, stated))

@@ -28,6 +28,7 @@ import callboard
 from callboard.agents.host import worker_container
 from callboard.agents.runtime import HostError
 from callboard.agents.supplies.worker_env import AGENT_MARKER
+from callboard.agents.system.asking import ask
 from callboard.v1 import agent_pb2
 
 _log = structlog.get_logger(__name__)
@@ -203,29 +204,16 @@ class Containers:
         looked = [*_INSIDE, "inside", "looked-at", *(["ray"] if self._ray_version else [])]
         name = f"callboard-look-{os.getpid()}-{hashlib.sha256(image.encode()).hexdigest()[:20]}"
         asked = _Asked(looked, [AGENT_MARKER], ours=True, options=["--replace"])
-        process = await asyncio.create_subprocess_exec(
-            *self._run(image, name, asked),
-            env=dict(self._variables),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            start_new_session=True,
-        )
-        try:
-            output, errors = await process.communicate()
-        finally:
-            if process.returncode is None:
-                process.kill()
-        said = errors.decode(errors="replace").strip().splitlines()[-1:]
-        what = "".join(said) or f"exit code {process.returncode}"
-        if process.returncode in (_CANNOT_RUN, _NOT_FOUND):
+        said = await ask(self._run(image, name, asked), self._variables)
+        what = "".join(said.errors.decode(errors="replace").strip().splitlines()[-1:]) or f"exit code {said.code}"
+        if said.code in (_CANNOT_RUN, _NOT_FOUND):
             oldest = ".".join(map(str, _OLDEST))
             why = f"it has no python3 in its PATH, which hosts the actor ({what})"
             raise HostError(f"container: {image}: {why}. Choose an image with Python {oldest} or newer")
-        if process.returncode:
+        if said.code:
             remedy = "Correct the image's name, or have the node pull it"
             raise HostError(f"container: {image}: it can't be run on this node: {what}. {remedy}")
-        return output.decode().split()[-3:]
+        return said.output.decode().split()[-3:]
 
     def _run(self, image: str, name: str, asked: _Asked) -> list[str]:
         has_gpus = asked.has_gpus and _NVIDIA.exists()
@@ -276,27 +264,16 @@ class Containers:
     async def _forget(self, podman: str, name: str) -> None:
         """Asked again: where its monitor was killed with the container, podman's first `rm` waits ten seconds for what
         that would have written, notes that the container has ended, and fails."""
-        process: asyncio.subprocess.Process | None = None
+        command = [podman, "--remote=false", "rm", "--force", "--ignore", name]
         code = 0
         try:
             async with asyncio.timeout(_FORGET_S):
                 for _ in range(_FORGET_TRIES):
-                    process = await asyncio.create_subprocess_exec(
-                        *(podman, "--remote=false", "rm", "--force", "--ignore", name),
-                        env=dict(self._variables),
-                        stdin=asyncio.subprocess.DEVNULL,
-                        stdout=asyncio.subprocess.DEVNULL,
-                        stderr=asyncio.subprocess.DEVNULL,
-                        start_new_session=True,
-                    )
-                    if not (code := await process.wait()):
+                    if not (code := (await ask(command, self._variables)).code):
                         return
             _log.warning("container_not_forgotten", container=name, why=f"`podman rm` ended with {code}")
         except TimeoutError:
             _log.warning("container_not_forgotten", container=name, why=f"`podman rm` took more than {_FORGET_S:g} s")
-        finally:
-            if process is not None and process.returncode is None:
-                process.kill()
 
     def of_runtime(self) -> dict[str, str]:
         """Variables that the runtime needs as the node has them, whatever the job says."""

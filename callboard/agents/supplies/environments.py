@@ -31,6 +31,7 @@ import structlog
 from callboard.agents.runtime import HostError
 from callboard.agents.supplies.build_failures import first_error, reason_of
 from callboard.agents.supplies.package_cache import Packages
+from callboard.agents.system.asking import ask
 from callboard.agents.system.processes import Processes
 from callboard.model.specs import ENVIRONMENT_MS
 from callboard.security.processes import ProcessId, identify, marked, process_table
@@ -330,25 +331,12 @@ class Environments:
     async def _asked(self, tool: str, *words: str) -> Any:
         """What conda says."""
         command = [tool, *words, "--json"]
-        process = await asyncio.create_subprocess_exec(
-            *command,
-            env=dict(self._variables),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
-            start_new_session=True,
-        )
         try:
-            async with asyncio.timeout(30):
-                output, _ = await process.communicate()
-            return json.loads(output)
+            return json.loads((await ask(command, self._variables, within_s=30)).output)
         except (TimeoutError, ValueError) as error:
             raise EnvironmentFailed(
                 f"`{' '.join(command)}` gave no answer that can be read: {error!r}; try that command on the node"
             ) from error
-        finally:
-            if process.returncode is None:
-                process.kill()
 
 
 def _failed(build: _Build, why: str) -> EnvironmentFailed:

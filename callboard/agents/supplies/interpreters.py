@@ -6,13 +6,13 @@ raylet (docs/agents.md): so an interpreter is looked at before anything is start
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
 from collections.abc import Collection, Mapping
 from types import MappingProxyType
 
 from callboard.agents.runtime import HostError
+from callboard.agents.system.asking import ask
 
 _ASK = (
     "import sys, importlib.metadata as m\n"
@@ -65,25 +65,14 @@ class Interpreters:
 
     async def _ask(self, path: str, early: Mapping[str, str]) -> str:
         kind = "ray" if self._with_ray else "process"
-        process = await asyncio.create_subprocess_exec(
-            path, "-I", "-c", _ASK, kind,
-            env={**os.environ, **early},
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            start_new_session=True,
-        )  # fmt: skip
-        answer = asyncio.create_task(process.communicate())
-        await asyncio.wait([answer], timeout=_TIMEOUT_S)
-        if not answer.done():
-            process.kill()
-            await process.wait()
+        try:
+            said = await ask([path, "-I", "-c", _ASK, kind], {**os.environ, **early}, within_s=_TIMEOUT_S)
+        except TimeoutError as error:
             raise InterpreterRefused(
                 f"interpreter {path} did not answer in {_TIMEOUT_S:g} s; try `{path} -c 0` on this node"
-            )
-        output, errors = answer.result()
-        if process.returncode != 0:
-            last = errors.decode(errors="replace").strip().splitlines()[-1:]
+            ) from error
+        if said.code != 0:
+            last = said.errors.decode(errors="replace").strip().splitlines()[-1:]
             raise InterpreterRefused(f"interpreter {path} failed: {''.join(last)}; try `{path} -c 0` on this node")
-        major, minor, ray = output.decode().split()
+        major, minor, ray = said.output.decode().split()
         return f"Python {major}.{minor} with Ray {ray}" if self._with_ray else f"Python {major}.{minor}"

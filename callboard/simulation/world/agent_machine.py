@@ -388,7 +388,7 @@ class AgentMachine:
         self.containers: Containers | None = None
         self.sender: Sender = NoSender()
         self.execs: ExecCarrier | None = None
-        self.connect: Connect | None = connect
+        self.connect: Connect = connect
         self.facts = HostFacts(hostname=machine.node_id, pid=1, python_version="3", ray_version="simulated")
         self.environment: Mapping[str, str] = {}
         self.boot_s = site.timeline.time
