@@ -23,8 +23,9 @@ from callboard.agents.node_agent import Agent
 from callboard.agents.options import AgentOptions
 from callboard.agents.ray.loopback import NoAddress, NodeAddress, earlier_ip
 from callboard.agents.ray.ray_faults import PortTaken
-from callboard.agents.system.devices import DeviceError
-from callboard.agents.system.inventory import inventory, node_devices
+from callboard.agents.system.devices import DeviceError, find_devices
+from callboard.agents.system.inventory import inventory
+from callboard.agents.system.nvidia import probe_nvml
 
 _log = structlog.get_logger(__name__)
 
@@ -37,7 +38,7 @@ async def run_agent(options: AgentOptions) -> int:
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     try:
-        devices = node_devices(options, os.environ)
+        devices = find_devices(os.environ, count=options.gpus, simulate=options.simulate_gpus, probe=probe_nvml)
         run_dir = RunDir(
             Path(options.run_dir) if options.run_dir else default_run_dir(options.cluster, options.node_id)
         )
@@ -69,24 +70,21 @@ async def run_agent(options: AgentOptions) -> int:
 
 async def live(agent: Agent, run_dir: RunDir, *, keep_output: bool) -> int:
     """Run an agent until it leaves and give its directory up; returns the exit code of the program."""
-    clean = False
+    code = 1
     try:
         await agent.run()
-        clean = True
+        code = 0
     except SessionRefused as error:
         _log.error("controller_refused", why=str(error), code=error.code.name)
-        clean = True
-        return 2
+        code = 2
     except PortTaken as error:
         _log.error("port_taken", why=str(error))
-        clean = True
-        return 2
+        code = 2
     except LeftBehind as error:
         _log.error("left_behind", what=str(error))
-        return 1
     finally:
-        run_dir.close(keep=not clean, keep_output=keep_output)
-    return 0
+        run_dir.close(keep=code == 1, keep_output=keep_output)
+    return code
 
 
 def configure(format_name: Literal["console", "json"], level: str) -> None:

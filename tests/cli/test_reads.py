@@ -18,7 +18,9 @@ import yaml
 
 from callboard._version import __version__
 from callboard.agents.options import AgentOptions
-from callboard.agents.system.inventory import inventory, node_devices
+from callboard.agents.system.devices import find_devices
+from callboard.agents.system.inventory import inventory
+from callboard.agents.system.nvidia import probe_nvml
 from callboard.cli.show import verb_guard, words
 from callboard.cli.watch import status
 from callboard.client.calls import methods, watching
@@ -316,7 +318,7 @@ def test_ft_c13_wide_shows_which_hardware_each_gpu_is(
     gpus = [Gpu(f"GPU-{letter * 8}", bus_id=f"00000000:0{number}:00.0") for number, letter in enumerate("abcd")]
     nvml_library.install(monkeypatch, Library(gpus))
     options = AgentOptions(node_id="node-1")
-    found = node_devices(options, {"CUDA_VISIBLE_DEVICES": "3,1,0"})
+    found = find_devices({"CUDA_VISIBLE_DEVICES": "3,1,0"}, count=None, simulate=None, probe=probe_nvml)
     node = objects.node()
     node.ClearField("devices")
     node.devices.extend(DeviceUse(device=device) for device in inventory(options, found).devices)

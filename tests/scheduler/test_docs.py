@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from callboard.agents.worker.life import rendered
+from callboard.agents.worker.life import MOVES
 from callboard.scheduler.records.states import GROUP_MOVES, JOB_MOVES, NODE_MOVES, WORKER_MOVES, diagram
 from tests.scenarios.stage import told
 
@@ -32,8 +32,24 @@ def fresh(page: str) -> str:
         "node": diagram("states of a node", NODE_MOVES),
     }
     page = _DIAGRAM.sub(lambda found: f"<!-- diagram: {found[1]} -->\n\n```mermaid\n{diagrams[found[1]]}\n```\n", page)
-    page = _LIFE.sub(lambda _: f"<!-- life of a worker -->\n\n{rendered()}\n", page)
+    page = _LIFE.sub(lambda _: f"<!-- life of a worker -->\n\n{life()}\n", page)
     return _STORY.sub(lambda found: f"```story\n{told(found[1])}```\n", page)
+
+
+def life() -> str:
+    """The table of a worker's life as Markdown."""
+    lines = ["| in the state | when | it becomes | and the agent does |", "|---|---|---|---|"]
+    for state, moves in MOVES.items():
+        first = f"**{state.name}**: {state.value}"
+        for move in dict.fromkeys(moves.values()):
+            events = "; or ".join(event.value for event, each in moves.items() if each == move)
+            follower = "" if move.state is state else move.state.name
+            effects = "; ".join(each.value for each in move.effects)
+            lines.append(f"| {first} | {events} | {follower} | {effects} |")
+            first = ""
+        if first:
+            lines.append(f"| {first} | | | |")
+    return "\n".join(lines)
 
 
 @pytest.mark.parametrize("path", [PAGE, AGENTS_PAGE], ids=lambda path: path.stem)

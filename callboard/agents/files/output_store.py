@@ -348,15 +348,12 @@ class OutputStore:
                 output.ended_ms = int(path.stat().st_mtime * 1000)
 
     def jobs(self) -> list[str]:
-        """Jobs that have output here."""
         return sorted({whose.job for whose in self._kept})[:MAX_JOBS]
 
     def folder_of(self, whose: OutputOf) -> Path:
-        """Where a worker writes to."""
         return self._folder / whose.folder
 
     def begin(self, whose: OutputOf) -> None:
-        """A worker is about to write."""
         output = self._kept.get(whose)
         if output is None:
             output = self._kept[whose] = _Output(whose, self.folder_of(whose))
@@ -383,7 +380,6 @@ class OutputStore:
             self._tell()
 
     def forget(self, jobs: Iterable[str]) -> None:
-        """Delete the output of jobs."""
         gone = frozenset(jobs)
         for whose in [each for each in self._kept if each.job in gone]:
             del self._kept[whose]
@@ -395,7 +391,6 @@ class OutputStore:
         self._tell()
 
     def stderr_tail(self, whose: OutputOf, hide: Hide) -> str:
-        """The last lines that a worker wrote to stderr, masked."""
         output = self._kept.get(whose)
         if output is None:
             return ""
@@ -408,7 +403,6 @@ class OutputStore:
         return text.encode()[-TAIL_BYTES:].decode(errors="ignore")
 
     async def keep(self) -> None:
-        """Look at what is written and keep it in bounds; runs until cancelled."""
         while True:
             self._look_again.clear()
             written, surplus = await asyncio.to_thread(self._look_around, list(self._kept.values()))

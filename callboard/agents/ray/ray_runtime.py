@@ -74,7 +74,7 @@ class RayRuntime:
             "again": launch.again,
         }
         self._launching.add(name)
-        giving_up = asyncio.get_running_loop().call_later(_LAUNCH_S, self._owe_kill, name)
+        giving_up = asyncio.get_running_loop().call_later(_LAUNCH_S, self.forget, name)
         try:
             answer = await self._launch(name, argument)
         except DriverLost as error:
@@ -104,7 +104,7 @@ class RayRuntime:
 
     def abandon(self, launch: Launch) -> None:
         """Tell Ray to give the actor up, which ends a launch that waits for it."""
-        self._owe_kill(actor_name(launch.name))
+        self.forget(actor_name(launch.name))
 
     async def book(self, group: GroupBooking) -> BookedGroup:
         connection = self._driver.connection
@@ -140,10 +140,7 @@ class RayRuntime:
         connection = self._driver.connection
         if connection is None:
             raise HostError("this node is in no Ray cluster")
-        try:
-            there = await self._driver.ask("groups", {"prefix": f"cb/{self._cluster}/"}, within_s=_QUICK_S)
-        except (DriverLost, RemoteError) as error:
-            raise HostError(str(error)) from error
+        there = await self._told("groups", {"prefix": f"cb/{self._cluster}/"}, _QUICK_S)
         return [
             FoundGroup(each["name"].split("/")[2], each["ray_id"], connection.session)
             for each in there
@@ -165,15 +162,15 @@ class RayRuntime:
 
     async def listed(self) -> Json:
         """Actors on this node, or on none yet, and every placement group, as Ray lists them."""
-        return await self._told("listed")
+        return await self._told("listed", {}, None)
 
     async def object_stores(self) -> Json:
         """The object store of every node of the Ray cluster."""
-        return await self._told("object_stores")
+        return await self._told("object_stores", {}, None)
 
-    async def _told(self, method: str) -> Json:
+    async def _told(self, method: str, argument: Json, within_s: float | None) -> Json:
         try:
-            return await self._driver.ask(method, {}, within_s=None)
+            return await self._driver.ask(method, argument, within_s=within_s)
         except (DriverLost, RemoteError) as error:
             raise HostError(str(error)) from error
 
@@ -190,10 +187,7 @@ class RayRuntime:
         await cancelled(self._owed.values())
 
     def forget(self, name: str) -> None:
-        """Tell Ray that an actor's process is gone, so that its books don't wait to find out."""
-        self._owe_kill(name)
-
-    def _owe_kill(self, name: str) -> None:
+        """Have Ray give an actor up; of one whose process is gone, its books needn't wait to find that out."""
         if name not in self._owed:
             task = asyncio.create_task(self._kill(name))
             self._owed[name] = task

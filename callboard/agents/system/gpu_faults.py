@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from callboard.agents.system.nvml import NoDriver, failures, initialised
+from callboard.agents.system.nvml import NoDriver, failures, initialised, unsaid
 from callboard.v1 import common_pb2
 
 XIDS_OF_PROGRAMS = frozenset({8, 13, 31, 43, 45, 68, 94, 109})
@@ -77,23 +77,18 @@ class Health:
 
 def health_of(nvml: Any, handle: Any) -> Health:
     """Devices without ECC, parts, and drivers that are older than a question have nothing to tell there."""
-    unsaid = (
-        nvml.NVMLError_NotSupported,
-        nvml.NVMLError_InvalidArgument,
-        nvml.NVMLError_FunctionNotFound,
-        nvml.NVMLError_NoPermission,
-    )
+    silent = (*unsaid(nvml), nvml.NVMLError_NoPermission)
     uncorrected, needs_reset = 0, ""
-    with suppress(*unsaid):
+    with suppress(*silent):
         kinds = (nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC)
         uncorrected = int(nvml.nvmlDeviceGetTotalEccErrors(handle, *kinds))
-    with suppress(*unsaid):
+    with suppress(*silent):
         _, _, pending, failed = nvml.nvmlDeviceGetRemappedRows(handle)
         if failed:
             needs_reset = "rows of its memory that broke can't be replaced any more"
         elif pending:
             needs_reset = "rows of its memory broke and are replaced by its next reset"
-    with suppress(*unsaid):
+    with suppress(*silent):
         (answer,) = nvml.nvmlDeviceGetFieldValues(handle, [nvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION])
         if answer.nvmlReturn == 0 and answer.value.uiVal and not needs_reset:
             why = _RECOVERIES.get(answer.value.uiVal, f"recovery action {answer.value.uiVal}")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from callboard.agents.system.gpu_faults import Health, health_of
-from callboard.agents.system.nvml import failures, opened
+from callboard.agents.system.nvml import failures, opened, unsaid
 from callboard.v1 import common_pb2
 
 
@@ -109,10 +109,10 @@ def _load(nvml: Any, index: int, handle: Any) -> DeviceLoad:
     try:
         memory = nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2)
         reserved = int(memory.reserved)
-    except (nvml.NVMLError_NotSupported, nvml.NVMLError_InvalidArgument, nvml.NVMLError_FunctionNotFound):
+    except unsaid(nvml):
         memory = nvml.nvmlDeviceGetMemoryInfo(handle)
     try:
         busy = int(nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
-    except (nvml.NVMLError_NotSupported, nvml.NVMLError_InvalidArgument, nvml.NVMLError_FunctionNotFound):
+    except unsaid(nvml):
         busy = None
     return DeviceLoad(index, busy, int(memory.used) + reserved, int(memory.total), reserved)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,7 @@ import psutil
 
 from callboard.agents.options import MIN_OBJECT_STORE_BYTES, AgentOptions
 from callboard.agents.system.cgroups import Cgroups
-from callboard.agents.system.devices import DeviceFacts, NodeDevices, Probe, find_devices
-from callboard.agents.system.nvidia import probe_nvml
+from callboard.agents.system.devices import DeviceFacts, NodeDevices
 from callboard.v1 import agent_pb2, common_pb2
 
 _OWN = Cgroups()
@@ -27,15 +26,6 @@ _LARGE_BYTES = 16 << 30
 
 _NUMA = Path("/sys/devices/system/node")
 """Where the kernel lists NUMA nodes."""
-
-
-def node_devices(options: AgentOptions, environment: Mapping[str, str], probe: Probe = probe_nvml) -> NodeDevices:
-    """The accelerators of this node.
-
-    Raises:
-        DeviceError: they can't be offered as asked (GV-10).
-    """
-    return find_devices(environment, count=options.gpus, simulate=options.simulate_gpus, probe=probe)
 
 
 def inventory(options: AgentOptions, devices: NodeDevices) -> agent_pb2.Inventory:

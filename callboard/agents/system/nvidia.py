@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from callboard.agents.system.devices import DeviceError, DeviceFacts
+from callboard.agents.system.nvml import unsaid
 from callboard.v1 import common_pb2
 
 PCI = Path("/sys/bus/pci/devices")
@@ -160,7 +161,7 @@ def _answer(nvml: Any, ask: Callable[[Any], Any], handle: Any, *, otherwise: Any
     """An answer that some devices, and drivers that are older than the bindings, can't give."""
     try:
         return ask(handle)
-    except (nvml.NVMLError_NotSupported, nvml.NVMLError_FunctionNotFound, nvml.NVMLError_InvalidArgument):
+    except unsaid(nvml):
         return otherwise
 
 

@@ -47,6 +47,11 @@ def initialised() -> Any:
     return pynvml
 
 
+def unsaid(nvml: Any) -> tuple[type[Exception], ...]:
+    """How a device answers what it can't say, or a driver that is older than the bindings."""
+    return (nvml.NVMLError_NotSupported, nvml.NVMLError_InvalidArgument, nvml.NVMLError_FunctionNotFound)
+
+
 def failures(nvml: Any) -> tuple[type[Exception], ...]:
     """What a question may raise: also that the driver is older than the bindings, which is no NVMLError of theirs."""
     return (nvml.NVMLError, nvml.NVMLLibraryMismatchError)

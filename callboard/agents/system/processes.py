@@ -193,20 +193,15 @@ class MachineProcesses:
         return await self._run(roots, search, budget_s)
 
     def adopt(self, roots: Iterable[ProcessId]) -> None:
-        """These and what is below them are ours, although an earlier agent was their parent."""
         self._adopted |= frozenset(roots)
 
     async def end_roots(self, roots: Iterable[ProcessId], *, budget_s: float) -> TreeEnd:
-        """End the roots with what is below them."""
         return await self._run(frozenset(roots), None, budget_s)
 
     async def end_marked(self, roots: Iterable[ProcessId], *, budget_s: float) -> TreeEnd:
-        """End the roots and everything that carries the node's marker but is no part of this agent."""
         return await self._run(frozenset(roots), self.orphans, budget_s)
 
     async def trees(self, roots: Iterable[ProcessId]) -> dict[ProcessId, frozenset[ProcessId]]:
-        """The tree below each root, as it is now."""
-
         def look() -> dict[ProcessId, frozenset[ProcessId]]:
             return trees_of(roots, process_table())
 

@@ -192,19 +192,3 @@ class Life:
             raise NotListed(f"{event.name} happened to a worker that is {self.state.name}: the table doesn't list it")
         self.state = move.state
         return move.effects
-
-
-def rendered() -> str:
-    """The table as Markdown, for `docs/agents.md`."""
-    lines = ["| in the state | when | it becomes | and the agent does |", "|---|---|---|---|"]
-    for state, moves in MOVES.items():
-        first = f"**{state.name}**: {state.value}"
-        for move in dict.fromkeys(moves.values()):
-            events = "; or ".join(event.value for event, each in moves.items() if each == move)
-            follower = "" if move.state is state else move.state.name
-            effects = "; ".join(each.value for each in move.effects)
-            lines.append(f"| {first} | {events} | {follower} | {effects} |")
-            first = ""
-        if first:
-            lines.append(f"| {first} | | | |")
-    return "\n".join(lines)

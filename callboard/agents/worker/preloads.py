@@ -97,6 +97,7 @@ class Preloads:
     """What is known of the modules that are preloaded on one node.
 
     Attributes:
+        lists: the lists of modules that are asked for now.
         refused: why a list of modules isn't preloaded here.
         bytes: memory of the last spare of a list.
     """
@@ -109,28 +110,23 @@ class Preloads:
         self.refused: dict[Modules, str] = {}
         self.bytes: dict[Modules, int] = {}
         self._variables = variables
-        self._lists: tuple[Modules, ...] = ()
+        self.lists: tuple[Modules, ...] = ()
         self._read: dict[Modules, frozenset[str]] = {}
         self._demands: dict[Modules, OrderedDict[Kind, _Demand]] = {}
 
-    @property
-    def lists(self) -> tuple[Modules, ...]:
-        """The lists of modules that are asked for now."""
-        return self._lists
-
     def ask(self, lists: Sequence[Sequence[str]]) -> None:
         """Preload these lists of modules from now on."""
-        self._lists = tuple(dict.fromkeys(map(tuple, lists)))[:MAX_LISTS]
+        self.lists = tuple(dict.fromkeys(map(tuple, lists)))[:MAX_LISTS]
         # What is known of others is kept, in case that they come again, as far as that stays little.
         for known in (self.refused, self.bytes, self._read, self._demands):
-            for modules in [each for each in known if each not in self._lists][MAX_LISTS:]:
+            for modules in [each for each in known if each not in self.lists][MAX_LISTS:]:
                 del known[modules]
 
     def wanted(self, at_least: int, at_most: int) -> dict[Kind, int]:
         """How many spares of each kind there should be."""
         return {
             kind: min(max(at_least, demand.most), at_most)
-            for modules in self._lists
+            for modules in self.lists
             if modules not in self.refused
             for kind, demand in reversed(self._demands.get(modules, OrderedDict(self._first(modules))).items())
         }

@@ -56,16 +56,10 @@ class StopOrder:
             self.shortened.set()
 
 
-def unasked_stop(reason: str, *, hooks_s: float = 0.0, kill_s: float = UNASKED_KILL_S) -> StopOrder:
-    """A stop by the agent itself, in `hooks_s` + `kill_s` seconds. Without time for hooks none is asked."""
+def unasked_stop(reason: str, hooks_s: float = 0.0) -> StopOrder:
+    """A stop by the agent itself. Without time for hooks none is asked."""
     now = asyncio.get_running_loop().time()
-    return StopOrder(
-        asked_at=now,
-        hooks_until=now + hooks_s,
-        kill_s=kill_s,
-        checkpoint=hooks_s > 0,
-        reason=reason,
-    )
+    return StopOrder(now, now + hooks_s, UNASKED_KILL_S, checkpoint=hooks_s > 0, reason=reason)
 
 
 ENDED_FIRST = "its process ended before it left one"
