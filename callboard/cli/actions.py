@@ -39,7 +39,6 @@ _PLACES = MappingProxyType(
         "status": ("cli.watch.status", ""),
         "storing": ("cli.offline.storing", "controller"),
         "tokens": ("cli.cluster.tokens", "controller"),
-        "watching": ("cli.watch.events", ""),
         "workers": ("cli.watch.workers", ""),
     }
 )

@@ -5,7 +5,8 @@ Making a command of typer's out of a function takes about as long as importing i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from collections import UserDict
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from importlib import import_module
 from types import MappingProxyType
@@ -64,7 +65,7 @@ class Verbs(TyperGroup):
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
-        self.commands = _Commands()
+        self.commands = _Commands(dict.fromkeys(MODULE_OF))
         _refuse_empty(self.params)
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 - typer chooses the arguments
@@ -72,28 +73,13 @@ class Verbs(TyperGroup):
         return list(self.commands)
 
 
-class _Commands(MutableMapping[str, Any]):
+class _Commands(UserDict[str, Any]):
     """Commands by name; one that nobody asked for has not been made."""
 
-    def __init__(self) -> None:
-        self._made: dict[str, Any] = dict.fromkeys(MODULE_OF)
-
     def __getitem__(self, name: str) -> Any:
-        if self._made[name] is None:
-            self._made[name] = _command(name)
-        return self._made[name]
-
-    def __setitem__(self, name: str, command: Any) -> None:
-        self._made[name] = command
-
-    def __delitem__(self, name: str) -> None:
-        del self._made[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._made)
-
-    def __len__(self) -> int:
-        return len(self._made)
+        if self.data[name] is None:
+            self.data[name] = _command(name)
+        return self.data[name]
 
 
 def _command(name: str) -> Any:

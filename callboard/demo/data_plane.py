@@ -9,7 +9,8 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from callboard.cli.local.ending import ended, kill_trees
+from callboard.agents.system.processes import exited
+from callboard.cli.local.ending import kill_trees
 from callboard.client.workers import WorkerHandle
 from callboard.security.processes import identify
 
@@ -97,7 +98,7 @@ class DataPlane:
             child.stdin.close()  # The end of its input is the end of its work.
             try:
                 async with asyncio.timeout(CLOSE_S):
-                    await ended(process)
+                    await exited(process)
             except TimeoutError:
                 await kill_trees([process])
         await child.wait()

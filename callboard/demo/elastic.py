@@ -15,10 +15,10 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from callboard.agents.system.process_tree import send_signal
 from callboard.cli.cluster.local_failures import LOCAL_ERRORS, in_words
 from callboard.cli.cluster.start_progress import StartProgress
 from callboard.cli.local.cluster import LocalCluster
-from callboard.cli.local.ending import send
 from callboard.cli.local.growth import Added, add_worker, end_worker
 from callboard.cli.local.interrupts import Interrupts
 from callboard.cli.local.machine_gpus import machine_gpus
@@ -167,7 +167,7 @@ async def _with_happenings(
     loop.story.say(f"🎬 Killing the process of actor {victim.key.rank} (kill -9 {victim.pid})", apart=True)
     process = identify(victim.pid)
     if process is not None:
-        send(process, signal.SIGKILL)
+        send_signal(process, signal.SIGKILL)
     recovered = await loop.until(lambda: loop.counts.recoveries == 1 and len(loop.ready) == start + 1, FOLLOW_S)
     checks.append(("the lost actor came back", recovered))
     await _train(loop, options.steps)

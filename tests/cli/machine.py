@@ -13,7 +13,7 @@ from pathlib import Path
 from typer.testing import CliRunner
 
 from callboard.agents.ray.ray_command import free_port
-from callboard.cli.local.ending import send
+from callboard.agents.system.process_tree import send_signal
 from callboard.cli.local.taking_down import AGENT_MARK
 from callboard.cli.main import app
 from callboard.client.clusters import ClusterRecord, recorded_clusters
@@ -83,7 +83,7 @@ class Machine:
             recorded = [entry.process for entry in record.processes]
             table = process_table()
             for left in descendants(recorded, table) | marked(f"{AGENT_MARK}={record.directory}/", table, prefix=True):
-                send(left, signal.SIGKILL)
+                send_signal(left, signal.SIGKILL)
 
 
 def wait_for_line(process: subprocess.Popen[str], text: str) -> str:

@@ -16,10 +16,10 @@ import pytest
 
 from callboard import ClusterFailed, InvalidInput, NoResult, SyncClient
 from callboard.agents.ray.ray_command import free_port
+from callboard.agents.system.process_tree import send_signal
 from callboard.cli.cluster.start_progress import StartProgress
 from callboard.cli.local import dashboard
 from callboard.cli.local.cluster import LocalCluster, PortTaken
-from callboard.cli.local.ending import send
 from callboard.cli.local.plan import ClusterPlan
 from callboard.security.processes import descendants, identify, process_table
 from tests.cli.machine import Machine, programs, wait_for_line, wait_gone
@@ -101,7 +101,7 @@ def test_a_killed_up_takes_its_programs_with_it_and_what_it_left_is_removed(mach
     (record,) = machine.clusters()
     up.kill()
     for process in programs(record):
-        send(process, signal.SIGKILL)
+        send_signal(process, signal.SIGKILL)
     wait_gone(programs(record), 30)
     assert machine.run("down").returncode == 0, "or by `down`"
     assert not machine.run_dir.exists()

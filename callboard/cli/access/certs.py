@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from callboard.cli.cluster.tokens import day, printed, state_directory
 from callboard.cli.options import reading
@@ -15,7 +14,7 @@ from callboard.cli.show.verb_guard import unless_wrong
 from callboard.model.durations import parse_duration_ms
 from callboard.security import certificates
 from callboard.security.caller_roles import Role
-from callboard.security.certificates import AUTHORITY, LASTS_MS, SERVER, BadCertificate, Issued, read_issued
+from callboard.security.certificates import AUTHORITY, LASTS_MS, SERVER, BadCertificate, read_issued
 from callboard.security.places import CERTS_NAME, UnsafeFile, UnsafeRunDirectory
 
 
@@ -37,7 +36,7 @@ def renew(name: str, *, lasts: str, directory: Path | None) -> None:
                 )
             return
         made = certificates.renew(place, name, lasts_ms=_lasts_ms(lasts))
-    if not printed(_plain(made)):
+    if not printed(asdict(made)):
         consoles.stdout().print(
             f"The certificate of {name} in {made.folder} is new; it counts until {day(made.expires_ms)}."
         )
@@ -60,7 +59,7 @@ def retire(*, directory: Path | None) -> None:
 def show_list(*, directory: Path | None) -> None:
     with _of_authority(directory) as place:
         issued = read_issued(place)
-    if not printed([_plain(each) for each in issued]):
+    if not printed([asdict(each) for each in issued]):
         rows = [[each.name, each.role or SERVER, day(each.expires_ms), day(each.revoked_ms)] for each in issued]
         consoles.stdout().print(tables.table(["NAME", "ROLE", "EXPIRES", "REVOKED"], rows))
 
@@ -69,15 +68,11 @@ def issue(name: str, role: Role, *, out: Path | None, lasts: str, directory: Pat
     folder = (out or Path(name)).absolute()
     with _of_authority(directory) as place:
         made = certificates.issue(place, name, role, folder, lasts_ms=_lasts_ms(lasts))
-    if not printed(_plain(made)):
+    if not printed(asdict(made)):
         consoles.stdout().print(
             f"The certificate of {name}, role {role}, is in {folder}: ca.pem, cert.pem and cert.key. Take them to its "
             f"machine by a way that nobody reads; it counts until {day(made.expires_ms)}."
         )
-
-
-def _plain(made: Issued) -> dict[str, Any]:
-    return asdict(made)
 
 
 def _lasts_ms(text: str) -> int:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NoReturn
 
-import typer
 from rich.text import Text
 
 from callboard.autoplace.answer.gantt import bars_of, chart_lines
@@ -35,7 +33,7 @@ from callboard.cli.layouts.cluster_source import ClusterSource, described_cluste
 from callboard.cli.layouts.config_source import ConfigSource, load_config
 from callboard.cli.show import consoles, printing
 from callboard.cli.show.exits import BAD_INPUT, NO_PLAN, CommandFailed
-from callboard.cli.show.file_faults import fault_lines
+from callboard.cli.show.file_faults import refuse
 from callboard.cli.show.verb_guard import failing_in_words
 from callboard.model.faults import InvalidInput
 
@@ -74,7 +72,9 @@ def run(
         except ProfileMissing as error:
             raise _profile_missing(error, source) from error
         except InvalidInput as error:
-            _refuse(source, error)
+            if source.left_out:
+                _print_notes([left_out_note(source)], quiet=False)
+            refuse(str(source.file), source.text, error.faults)
         except NoPlan as error:
             raise _no_plan(error) from error
         if searching.interrupted:
@@ -100,19 +100,6 @@ def _answer(task: Task, searching: Searching) -> Answer:
     if task.job is None:
         return answer_for_problem(task.problem, searching.search)
     return answer_for_job(task.job, searching.search)
-
-
-def _refuse(source: ConfigSource, error: InvalidInput) -> NoReturn:
-    """Every fault with its line, as a compiler shows them."""
-    console = consoles.stderr()
-    for line in fault_lines(str(source.file), source.text, error.faults):
-        console.print(line, soft_wrap=True)
-    if source.left_out:
-        _print_notes([left_out_note(source)], quiet=False)
-    count = f"{len(error.faults)} faults" if len(error.faults) > 1 else "1 fault"
-    said = f"error: {source.file} has {count}; nothing was done."
-    console.print(said, style="bold red", markup=False, soft_wrap=True)
-    raise typer.Exit(BAD_INPUT)
 
 
 def _profile_missing(error: ProfileMissing, source: ConfigSource) -> CommandFailed:
@@ -190,10 +177,10 @@ def _print_chart(plan: Plan) -> None:
 def _print(lines: Iterable[str]) -> None:
     console = consoles.stdout()
     for line in lines:
-        console.print(line, markup=False, soft_wrap=True)
+        console.print(line, soft_wrap=True)
 
 
 def _print_notes(notes: Sequence[str], *, quiet: bool) -> None:
     console = consoles.stderr()
     for note in () if quiet else dict.fromkeys(notes):
-        console.print(f"note: {note}.", style="dim", markup=False, soft_wrap=True)
+        console.print(f"note: {note}.", style="dim", soft_wrap=True)

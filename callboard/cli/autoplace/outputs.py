@@ -91,10 +91,10 @@ class Outputs:
             if self.write is not None:
                 text = section_of(answer) if answer.job is None else _changed(answer, source)
                 write_new(self.write, text.encode())
-                consoles.stderr().print(f"{self.write} is written.", markup=False)
+                consoles.stderr().print(f"{self.write} is written.")
             if self.plot is not None:
                 self.plot.write_text(_picture(answer.plan))
-                consoles.stderr().print(f"{self.plot} is drawn.", markup=False)
+                consoles.stderr().print(f"{self.plot} is drawn.")
         except OSError as error:
             raise CommandFailed(
                 f"{error.filename or 'A file'} could not be written.",
@@ -111,7 +111,7 @@ def length_of(plan: Plan) -> float:
 def _apply(answer: Answer, source: ConfigSource) -> None:
     text = _changed(answer, source)
     if text == source.text and (not source.composed or _has(source, answer)):
-        consoles.stderr().print(f"{source.file} has this placement already.", markup=False)
+        consoles.stderr().print(f"{source.file} has this placement already.")
         return  # A second time must not replace the backup of what was there before the first.
     backup = replace_file(source.file, text)
     if source.composed and not _has(source, answer):
@@ -121,7 +121,7 @@ def _apply(answer: Answer, source: ConfigSource) -> None:
             "Another file of its defaults states components of its own, and both are merged.",
             "Change that file, or let _self_ come last in defaults.",
         )
-    consoles.stderr().print(f"{source.file} has the placement now; it was {backup.name} before.", markup=False)
+    consoles.stderr().print(f"{source.file} has the placement now; it was {backup.name} before.")
 
 
 def _has(source: ConfigSource, answer: Answer) -> bool:

@@ -20,7 +20,7 @@ def run(source: str, *, warmup: int, workflow: bool, output: PlanOutput) -> None
     """Averages the timings of a file or a job and prints the section that they make."""
     if source == "-" or Path(source).exists() or source.endswith((".jsonl", ".json")):
         with failing_in_words():
-            _show(_read([_named(source)]), warmup=warmup, workflow=workflow, output=output)
+            _show(_read(source), warmup=warmup, workflow=workflow, output=output)
         return
 
     async def action(client: Client) -> None:
@@ -28,7 +28,7 @@ def run(source: str, *, warmup: int, workflow: bool, output: PlanOutput) -> None
         recorded: dict[str, list[str]] = {}
         async for line in job.timings():
             if line.stream == MISSING:
-                consoles.stderr().print(f"Missing: {line.text}.", markup=False, soft_wrap=True)
+                consoles.stderr().print(f"Missing: {line.text}.", soft_wrap=True)
             else:
                 worker = f"{job.name}/{line.component}/{line.rank}, attempt {line.attempt}"
                 recorded.setdefault(worker, []).append(line.text)
@@ -44,32 +44,22 @@ def run(source: str, *, warmup: int, workflow: bool, output: PlanOutput) -> None
     with_client(action)
 
 
-def _named(source: str) -> Path | None:
-    """The file that is meant; None: the input."""
+def _read(source: str) -> list[Timing]:
+    """The timings of a file, or of the input."""
     if source == "-":
-        return None
-    path = Path(source)
-    if not path.is_file():
+        return read_timings(sys.stdin, "input")
+    file = Path(source)
+    if not file.is_file():
         raise CommandFailed(
             f"There are no timings {source}.", "It is not a file.", "Name another file, or a job.", BAD_INPUT
         )
-    return path
-
-
-def _read(files: Sequence[Path | None]) -> list[Timing]:
-    found: list[Timing] = []
-    for file in files:
-        if file is None:
-            found += read_timings(sys.stdin, "input")
-            continue
-        try:
-            with file.open(encoding="utf-8") as lines:
-                found += read_timings(lines, file.name)
-        except (OSError, UnicodeDecodeError) as error:
-            raise CommandFailed(
-                f"The timings {file} can't be read.", f"{error}.", "Name another file.", BAD_INPUT
-            ) from error
-    return found
+    try:
+        with file.open(encoding="utf-8") as lines:
+            return read_timings(lines, file.name)
+    except (OSError, UnicodeDecodeError) as error:
+        raise CommandFailed(
+            f"The timings {file} can't be read.", f"{error}.", "Name another file.", BAD_INPUT
+        ) from error
 
 
 def _show(timings: Sequence[Timing], *, warmup: int, workflow: bool, output: PlanOutput) -> None:

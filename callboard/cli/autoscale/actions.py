@@ -77,7 +77,7 @@ def run(
 
     def tell(text: str) -> None:
         if not wishes.quiet:
-            consoles.stderr().print(text, markup=False, soft_wrap=True)
+            consoles.stderr().print(text, soft_wrap=True)
 
     def _local(cluster: str) -> tuple[str, LocalProvider]:
         directory = cluster_to_grow(cluster)

@@ -76,7 +76,7 @@ async def _run_with_its_certificate(options: AgentOptions) -> int:
 
 
 def _tell(text: str) -> None:
-    consoles.stderr().print(text, markup=False, soft_wrap=True)
+    consoles.stderr().print(text, soft_wrap=True)
 
 
 def _own_node_id() -> str:

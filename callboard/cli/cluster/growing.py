@@ -26,7 +26,7 @@ def add(*, name: str, timeout_s: float, lock_pause_s: float) -> None:
 
     def tell(text: str) -> None:
         if not wishes.quiet:
-            consoles.stderr().print(f"{text} …", markup=False)
+            consoles.stderr().print(f"{text} …")
 
     added = run_locally(main)
     has = words.amounts(added.node.capacity)

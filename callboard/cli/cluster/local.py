@@ -74,7 +74,7 @@ def up(
 
     def tell(text: str) -> None:
         if not wishes.quiet:
-            consoles.stderr().print(text, markup=False, soft_wrap=True)
+            consoles.stderr().print(text, soft_wrap=True)
 
     plan = replace(
         wanted,

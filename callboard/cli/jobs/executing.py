@@ -10,7 +10,7 @@ import termios
 import threading
 import tty as terminals
 from collections.abc import Iterator, Sequence
-from contextlib import aclosing, contextmanager, suppress
+from contextlib import aclosing, contextmanager, nullcontext, suppress
 from functools import partial
 
 import typer
@@ -134,7 +134,7 @@ async def relay(session: ExecSession, *, terminal: bool, reads: bool) -> ExecDon
                     out.write(data)
                     out.flush()
 
-    with _raw() if terminal else _signals_passed(session), _resizing(session) if terminal else _nothing():
+    with _raw() if terminal else _signals_passed(session), _resizing(session) if terminal else nullcontext():
         showing = asyncio.ensure_future(show())
         try:
             await asyncio.wait({showing, left}, return_when=asyncio.FIRST_COMPLETED)
@@ -224,11 +224,6 @@ def _signals_passed(session: ExecSession) -> Iterator[None]:
             loop.remove_signal_handler(number)
 
 
-@contextmanager
-def _nothing() -> Iterator[None]:
-    yield
-
-
 def _size() -> tuple[int, int]:
     """Rows and columns of the terminal here."""
     try:
@@ -240,4 +235,4 @@ def _size() -> tuple[int, int]:
 
 def tell(text: str) -> None:
     """Says something beside what the program prints."""
-    consoles.stderr().print(f"callboard: {text}", markup=False, soft_wrap=True, highlight=False)
+    consoles.stderr().print(f"callboard: {text}", soft_wrap=True)

@@ -36,7 +36,7 @@ def show(
         async for line in lines:
             if line.stream == MISSING:
                 missing += 1
-                consoles.stderr().print(f"Missing: {line.text}.", markup=False, soft_wrap=True)
+                consoles.stderr().print(f"Missing: {line.text}.", soft_wrap=True)
             else:
                 printed += 1
                 _print(line, "" if is_one else f"{job.name}/{line.component}/{line.rank} | ")
@@ -44,7 +44,7 @@ def show(
             raise _nothing(await job.refresh())
         if not printed:
             when = f" in the last {since}" if since else "" if job.job.HasField("end_time") else " so far"
-            consoles.stderr().print(f"Job {job.name} has printed nothing{when}.", markup=False)
+            consoles.stderr().print(f"Job {job.name} has printed nothing{when}.")
 
     with_client(action)
 

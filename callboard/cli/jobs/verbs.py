@@ -195,7 +195,7 @@ def watch(job: JobArgument) -> None:
 
     Ends with 0 if the job succeeded, 1 if it failed or was cancelled. JSON and YAML give one event each.
     """
-    actions.watching.watch(job)
+    actions.events.watch(job)
 
 
 @job_verbs.command("result", epilog="Example: callboard job result train-00 -o json")

@@ -142,7 +142,7 @@ def load_config(name: str, config_path: Path | None, overrides: Sequence[str] = 
             Fault(fault.field or str(file), fault.message, fault.line, fault.column) for fault in error.faults
         ) from error
     alone: dict[str, Any] = {"file": file, "text": text, "own": own, "composed": False, "overrides": tuple(overrides)}
-    if not _composes(own):
+    if not _defaults(own):
         return ConfigSource(config=_alone(own, text, overrides), folder=config_path, **alone)
     try:
         config = _composed(file, config_path, overrides)
@@ -202,10 +202,6 @@ def _defaults(own: Mapping[str, Any]) -> list[str]:
         for entry in (defaults if isinstance(defaults, list) else [])
     ]
     return [entry for entry in entries if entry != "_self_" and not entry.startswith("override hydra/")]
-
-
-def _composes(own: Mapping[str, Any]) -> bool:
-    return bool(_defaults(own))
 
 
 def _decides(entry: str) -> bool:

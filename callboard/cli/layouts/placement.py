@@ -52,7 +52,7 @@ def show(
             cluster = with_client(live_cluster)
         except typer.Exit as ended:
             if ended.exit_code == UNREACHABLE:
-                consoles.stderr().print("   or: Describe the nodes, as in --nodes 8+8.", markup=False)
+                consoles.stderr().print("   or: Describe the nodes, as in --nodes 8+8.")
             raise
     try:
         plan = plan_placement(text, cluster)

@@ -19,6 +19,7 @@ from callboard.model.inputs.job import job_of_file
 from callboard.model.inputs.located import Misfits
 from callboard.model.inputs.placement_config import KEY
 from callboard.model.inputs.reading import faults_of
+from callboard.model.inputs.scalars import plain_number
 from callboard.model.inputs.source import SourceMapping, read_yaml
 from callboard.model.quantities import IN_BYTES, NOTHING, Resources, total
 from callboard.model.roles import PRESETS, RoleFile, member_names
@@ -230,11 +231,7 @@ def _by_group(plan: JobPlan) -> dict[str, Any]:
 def _amounts(resources: Resources) -> dict[str, int | float]:
     """cpu and gpu always, the rest where there is some."""
     amounts: Mapping[str, int] = {"cpu": 0, "gpu": 0, **dict(resources.items())}
-    return {name: amount if name in IN_BYTES else _number(amount) for name, amount in amounts.items()}
-
-
-def _number(milli: int) -> int | float:
-    return milli // 1000 if milli % 1000 == 0 else milli / 1000
+    return {name: amount if name in IN_BYTES else plain_number(amount) for name, amount in amounts.items()}
 
 
 def _read(file: Path) -> SourceMapping:

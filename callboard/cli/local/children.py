@@ -9,15 +9,12 @@ import sys
 from collections import deque
 from collections.abc import Awaitable, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import TypeVar
 
-from callboard.cli.local.ending import ended
+from callboard.agents.system.processes import exited
 from callboard.security.processes import ProcessId, identify
 
 Result = TypeVar("Result")
-
-_NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 class ChildEnded(Exception):
@@ -45,7 +42,7 @@ class Child:
     """
 
     def __init__(
-        self, role: str, arguments: Sequence[str], log: Path, environment: Mapping[str, str] = _NOTHING
+        self, role: str, arguments: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
     ) -> None:
         self.role = role
         self.log = log
@@ -57,14 +54,14 @@ class Child:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                env={**os.environ, **environment},
+                env={**os.environ, **(environment or {})},
             )
         # Our own child stays a zombie until we reap it: its pid can't be another's yet.
         self.process = identify(self._popen.pid) or ProcessId(self._popen.pid, 0)
 
     async def ended(self) -> ChildEnded:
         """Waits for its end and says how it ended."""
-        await ended(self.process)
+        await exited(self.process)
         return ChildEnded(role=self.role, exit_code=self._popen.wait(), last_lines=self.last_lines(), log=self.log)
 
     def last_lines(self, count: int = 15) -> tuple[str, ...]:

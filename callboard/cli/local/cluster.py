@@ -15,7 +15,6 @@ import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Protocol
 
 from callboard.agents.ray.ray_command import DASHBOARD_HOST
@@ -31,8 +30,6 @@ from callboard.client.clusters import CONTROLLER_ROLE, ClusterRecord, read_recor
 from callboard.security.processes import identify
 from callboard.security.tokens import forget_stated_token
 from callboard.v1.node_pb2 import Node, NodeState
-
-_NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 class PortTaken(Exception):
@@ -209,7 +206,9 @@ class LocalCluster:
             self.record = replace(record, processes=kept)
             write_record(self.record)
 
-    def _spawn(self, role: str, arguments: Sequence[str], log: Path, environment: Mapping[str, str] = _NOTHING) -> None:
+    def _spawn(
+        self, role: str, arguments: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
+    ) -> None:
         child = Child(role, arguments, log, environment)
         self._children.append(child)
         self.record = self.record.with_process(role, child.process)

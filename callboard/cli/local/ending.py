@@ -11,11 +11,11 @@ import asyncio
 import signal
 import time
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from typing import Any
 
-from callboard.agents.system.process_tree import end_tree
-from callboard.security.processes import ProcessId, opened
+from callboard.agents.system.process_tree import end_tree, send_signal
+from callboard.agents.system.processes import exited
+from callboard.security.processes import ProcessId
 
 KILL_PROOF_S = 5.0
 """How long the kernel may take to end a killed process before we say that it did not."""
@@ -27,19 +27,6 @@ class StillRunning(Exception):
     def __init__(self, processes: Sequence[ProcessId]) -> None:
         super().__init__(f"did not end: {', '.join(str(process.pid) for process in processes)}")
         self.processes = tuple(processes)
-
-
-async def ended(process: ProcessId) -> None:
-    with opened(process) as descriptor:
-        if descriptor is None:
-            return
-        readable = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        loop.add_reader(descriptor, readable.set)
-        try:
-            await readable.wait()
-        finally:
-            loop.remove_reader(descriptor)
 
 
 async def end_politely(programs: Sequence[ProcessId], *, grace_s: float, hurry: asyncio.Event) -> list[ProcessId]:
@@ -54,9 +41,9 @@ async def end_politely(programs: Sequence[ProcessId], *, grace_s: float, hurry: 
         Those that still run.
     """
     for program in programs:
-        send(program, signal.SIGTERM)
-        send(program, signal.SIGCONT)  # one that somebody stopped could not answer
-    waits = [asyncio.ensure_future(ended(program)) for program in programs]
+        send_signal(program, signal.SIGTERM)
+        send_signal(program, signal.SIGCONT)  # one that somebody stopped could not answer
+    waits = [asyncio.ensure_future(exited(program)) for program in programs]
     hurried: asyncio.Future[Any] = asyncio.ensure_future(hurry.wait())
     everything: asyncio.Future[Any] = asyncio.gather(*waits)
     try:
@@ -77,10 +64,3 @@ async def kill_trees(roots: Iterable[ProcessId]) -> None:
     end = await asyncio.to_thread(end_tree, roots, deadline=time.monotonic() + KILL_PROOF_S)
     if not end.gone:
         raise StillRunning(end.left)
-
-
-def send(process: ProcessId, number: signal.Signals) -> None:
-    """Sends a signal to ``process``, never to another one that has its pid by now."""
-    with opened(process) as descriptor, suppress(ProcessLookupError):  # it may end between the look and the signal
-        if descriptor is not None:
-            signal.pidfd_send_signal(descriptor, number)

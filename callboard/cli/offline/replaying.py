@@ -49,7 +49,7 @@ def run(state_dir: Path, *, until: int | None, explain: int | None) -> None:
         printing.print_data(whole)
     else:
         what = "all as they were" if not differences else f"{differences} of them differ"
-        console.print(f"{decisions} decisions replayed, {what}.", markup=False, highlight=False)
+        console.print(f"{decisions} decisions replayed, {what}.")
     if differences:
         raise typer.Exit(FAILED)
 
@@ -59,7 +59,7 @@ def _print(console: Console, indent: int, line: str) -> None:
     if console.is_terminal:
         console.print(Padding(Text(line), (0, 0, 0, indent)))
     else:
-        console.print(" " * indent + line, markup=False, soft_wrap=True, highlight=False)
+        console.print(" " * indent + line, soft_wrap=True)
 
 
 def _lines(step: Step) -> Iterator[tuple[int, str]]:

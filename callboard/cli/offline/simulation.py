@@ -140,7 +140,7 @@ def _show_failure(failure: SimulationFailure, shrunk: Shrunk | None) -> None:
         least = f"{shrunk.after} of {shrunk.before} faults and acts of users ({shrunk.runs} runs)"
         shown += [f"  the least that was found to break it: {least}; as a test:", *shrunk.scenario.splitlines()]
     for number, line in enumerate(shown):
-        console.print(line, style="bold red" if number == 0 else None, markup=False, soft_wrap=True)
+        console.print(line, style="bold red" if number == 0 else None, soft_wrap=True)
 
 
 def _span(milliseconds: int) -> str:

@@ -85,9 +85,7 @@ def _show(copied: Copied, source: str, target: str) -> None:
     code = f" and {packages} packages of code" if packages else ""
     consoles.stdout().print(
         f"{target} holds what {source} held at revision {copied.revision}: {rows} rows{code}, read back and compared.",
-        markup=False,
         soft_wrap=True,
-        highlight=False,
     )
     if "://" in target:
         consoles.stdout().print(

@@ -14,8 +14,8 @@ from callboard.cli.show.printing import show_result
 from callboard.cli.show.verb_guard import connected
 from callboard.client.client import Client
 from callboard.model.durations import format_duration_ms
+from callboard.model.inputs.scalars import plain_number
 from callboard.model.policy import PreemptionPolicy
-from callboard.model.quantities import MILLI
 
 
 @connected
@@ -66,7 +66,7 @@ def policy_mapping(policy: PreemptionPolicy) -> dict[str, Any]:
         },
         "aggressiveness": str(policy.aggressiveness),
         "enable_cross_pool": policy.enable_cross_pool,
-        "cross_pool_threshold": _number(policy.cross_pool_threshold_milli),
+        "cross_pool_threshold": plain_number(policy.cross_pool_threshold_milli),
         "protected_pools": list(policy.protected_pools),
         "cancel_timeout": format_duration_ms(policy.cancel_timeout_ms),
         "kill_timeout": format_duration_ms(policy.kill_timeout_ms),
@@ -75,7 +75,3 @@ def policy_mapping(policy: PreemptionPolicy) -> dict[str, Any]:
         "max_victims_per_round": policy.max_victims_per_round or "unlimited",
         "max_preemptions_per_job": policy.max_preemptions_per_job or "unlimited",
     }
-
-
-def _number(milli: int) -> int | float:
-    return milli // MILLI if milli % MILLI == 0 else milli / MILLI

@@ -35,7 +35,7 @@ def refuse(name: str, text: str, faults: Sequence[Fault]) -> NoReturn:
         raise typer.Exit(BAD_INPUT)
     for line in fault_lines(name, text, faults):
         console.print(line, soft_wrap=True)
-    console.print(f"error: {name} has {count}; nothing was done.", style="bold red", markup=False, soft_wrap=True)
+    console.print(f"error: {name} has {count}; nothing was done.", style="bold red", soft_wrap=True)
     raise typer.Exit(BAD_INPUT)
 
 

@@ -49,7 +49,7 @@ def done(value: Message | Mapping[str, Any], text: str) -> None:
     if wishes.for_program:
         print_data(value if isinstance(value, Mapping) else plain(value))
     elif not wishes.quiet:
-        consoles.stderr().print(text, markup=False)
+        consoles.stderr().print(text)
 
 
 def show_result(value: Any, picture: Callable[[bool], RenderableType], *, empty: str = "") -> None:

@@ -122,7 +122,7 @@ def _exit(error: Exception, controller: str) -> typer.Exit:
         return typer.Exit(failure.exit_code)
     console = consoles.stderr()
     for number, line in enumerate(lines(failure, controller)):
-        console.print(line, style="bold red" if number == 0 else None, markup=False, soft_wrap=True)
+        console.print(line, style="bold red" if number == 0 else None, soft_wrap=True)
     return typer.Exit(failure.exit_code)
 
 

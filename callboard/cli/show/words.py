@@ -105,9 +105,9 @@ def amount(message: common_pb2.Resources, resource: str) -> str:
     return format_amount(resource, held) if held else "0"
 
 
-def age(since: Timestamp, now: datetime | None = None) -> str:
+def age(since: Timestamp) -> str:
     """How long ago: "5s", "3m", "2h", "4d"."""
-    elapsed = int(((now or datetime.now(UTC)) - since.ToDatetime(UTC)).total_seconds())
+    elapsed = int((datetime.now(UTC) - since.ToDatetime(UTC)).total_seconds())
     for size, unit in ((86_400, "d"), (3_600, "h"), (60, "m")):
         if elapsed >= size:
             return f"{elapsed // size}{unit}"
@@ -205,11 +205,11 @@ def node_why(node: Node) -> str:
     return _with_kill(node.state_reason, node)
 
 
-def kill_in(shown: Job | Worker | Node, now: datetime | None = None) -> str:
+def kill_in(shown: Job | Worker | Node) -> str:
     """ "killed at the latest in 12 s" of what is being stopped; empty for anything else."""
     if not shown.HasField("kill_time"):
         return ""
-    left = shown.kill_time.ToDatetime(UTC) - (now or datetime.now(UTC))
+    left = shown.kill_time.ToDatetime(UTC) - datetime.now(UTC)
     left_s = max(0, math.ceil(left.total_seconds()))
     return (
         f"killed at the latest in {left_s} s" if left_s < 60 else f"killed at the latest in {duration(left_s * 1000)}"

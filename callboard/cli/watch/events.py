@@ -128,10 +128,10 @@ async def _tell(job: JobHandle) -> None:
     if people:
         _say(job)
         if job.job.traceback:
-            consoles.stdout().print(job.job.traceback.rstrip(), markup=False, soft_wrap=True)
+            consoles.stdout().print(job.job.traceback.rstrip(), soft_wrap=True)
 
 
 def _say(job: JobHandle) -> None:
     reason = words.why(job.job)
     text = f"Job {job.name} is {job.state}" + (f": {reason}" if reason else ".")
-    consoles.stdout().print(text, markup=False, soft_wrap=True)
+    consoles.stdout().print(text, soft_wrap=True)

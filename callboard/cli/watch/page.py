@@ -38,7 +38,7 @@ async def show(client: Client, *, opens: bool) -> None:
     code = await asyncio.to_thread(_code, address, client.address, token) if token else ""
     link = f"{address}/#login={code}" if code else address
     if opens and not wishes.for_program and await asyncio.to_thread(webbrowser.open, link):
-        consoles.stdout().print(f"Opened {address} in the browser.", markup=False, soft_wrap=True)
+        consoles.stdout().print(f"Opened {address} in the browser.", soft_wrap=True)
         return
     show_result({"address": address, "link": link}, lambda _: link)
     if code and not wishes.for_program and not wishes.quiet:

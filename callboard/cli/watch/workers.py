@@ -57,7 +57,7 @@ async def environment(client: Client, name: str, *, component: str, rank: int) -
     if wishes.for_program:
         untold += [f"{node_id} could not be asked: {why}" for node_id, why in silent.items()]
     for text in untold:
-        consoles.stderr().print(text, markup=False, soft_wrap=True)
+        consoles.stderr().print(text, soft_wrap=True)
     variables = {
         (look.worker.component, look.worker.rank, look.generation): dict(look.environment)
         for inspection in seen.values()
