@@ -14,7 +14,7 @@ _PLACES = MappingProxyType(
         "agent": ("cli.cluster.agent", "agent"),
         "autoplace": ("cli.autoplace.actions", ""),
         "autoscaling": ("cli.autoscale.actions", ""),
-        "certs": ("cli.access.certs", ""),
+        "certs": ("cli.access.certs", "certs"),
         "contexts": ("cli.access.contexts", ""),
         "controller": ("cli.cluster.controller", "controller"),
         "demos": ("demo.actions", ""),

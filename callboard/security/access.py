@@ -15,9 +15,9 @@ from pathlib import Path
 import structlog
 
 from callboard.security.caller_roles import ANYBODY, GUEST, OWNER, Identity, Role
-from callboard.security.certificates import ISSUED_NAME, LOCAL, read_issued
 from callboard.security.dialing import AUTHORIZATION, SCHEME
 from callboard.security.grants import GRANTS_NAME, Grant, read_grants
+from callboard.security.issued import ISSUED_NAME, LOCAL, read_issued
 from callboard.security.places import UnsafeFile
 from callboard.security.signed_tokens import SignedTokenRules, SignedTokens, looks_signed
 from callboard.security.tls import Peers, version

@@ -4,6 +4,8 @@ All lies in one directory: the authority (``ca.pem``, ``ca.key``), the controlle
 ``server.key``), one that programs of the controller's account connect with (``local.pem``, ``local.key``), and the list
 of all that was issued (``issued.json``), which the controller reads again when it changes. The name of a certificate's
 subject is the client's, its organizational unit the client's role.
+
+Slow to import: who only reads the list needs :mod:`callboard.security.issued`.
 """
 
 from __future__ import annotations
@@ -17,68 +19,29 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKeyTypes
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
 
 from callboard.model.names import is_name
 from callboard.security.caller_roles import OWNER, Role
-from callboard.security.places import UnsafeFile, locked, make_private, read_private, write_private
+from callboard.security.issued import AUTHORITY, ISSUED_NAME, LOCAL, SERVER, BadCertificate, Issued, read_issued
+from callboard.security.places import locked, make_private, read_private, write_private
 
-if TYPE_CHECKING:
-    from cryptography import x509
-    from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKeyTypes
-
-ISSUED_NAME = "issued.json"
-SERVER, LOCAL, AUTHORITY = "server", "local", "authority"
 AUTHORITY_LASTS_MS = 10 * 365 * 86_400_000
 LASTS_MS = 365 * 86_400_000
 
-_MAX_ISSUED_BYTES = 16 << 20
 _SKEW = timedelta(minutes=5)
 """Clocks of machines differ."""
-
-
-class BadCertificate(Exception):
-    """A certificate can't be made or taken back; the text says why and what to do."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Issued:
-    """One certificate.
-
-    Attributes:
-        serial: its number, hexadecimal.
-        name: of the client, or "server".
-        role: of the client; empty: the controller.
-        folder: where it and its key were put; empty: nowhere here, an agent asked for it.
-        made_ms: in milliseconds since 1970.
-        expires_ms: from when on it doesn't count.
-        revoked_ms: when it was taken back; 0: it was not.
-        authority: number of the authority's certificate that signed it; empty: the first one.
-    """
-
-    serial: str
-    name: str
-    role: str
-    folder: str
-    made_ms: int
-    expires_ms: int
-    revoked_ms: int = 0
-    authority: str = ""
-
-
-def read_issued(directory: Path) -> list[Issued]:
-    """All that was issued, oldest first.
-
-    Raises:
-        UnsafeFile: the list is not private or is broken.
-    """
-    path = directory / ISSUED_NAME
-    if not path.exists():
-        return []
-    try:
-        return [Issued(**each) for each in json.loads(read_private(path, most_bytes=_MAX_ISSUED_BYTES))["issued"]]
-    except (ValueError, TypeError, KeyError) as error:
-        raise UnsafeFile(path, f"is broken ({error}). Put a backup in its place.") from error
 
 
 def make_authority(directory: Path, hosts: Sequence[str], *, lasts_ms: int = LASTS_MS) -> None:
@@ -107,9 +70,12 @@ def make_authority(directory: Path, hosts: Sequence[str], *, lasts_ms: int = LAS
     with _changing(directory) as issued:
         hosts = sorted(own - {""})
         _issue(directory, issued, _Wanted(name=SERVER, hosts=hosts, folder=directory, stem=SERVER, lasts_ms=lasts_ms))
-        # Known by their token; this only opens the connection.
-        local = _Wanted(name=LOCAL, role=Role.VIEWER, folder=directory, stem=LOCAL, lasts_ms=LASTS_MS)
-        _issue(directory, issued, local)
+        _issue_local(directory, issued)
+
+
+def _issue_local(directory: Path, issued: list[Issued]) -> None:
+    """For programs of this account, which are known by their token; it only opens the connection."""
+    _issue(directory, issued, _Wanted(name=LOCAL, role=Role.VIEWER, folder=directory, stem=LOCAL, lasts_ms=LASTS_MS))
 
 
 def renew_authority(directory: Path) -> None:
@@ -125,8 +91,7 @@ def renew_authority(directory: Path) -> None:
         # The certificates first: until the new key is there, the old one signs, and finds its own among them.
         write_private(directory / "ca.pem", _pem(signed) + (directory / "ca.pem").read_text(encoding="ascii"))
         write_private(directory / "ca.key", _key_pem(key))
-        local = _Wanted(name=LOCAL, role=Role.VIEWER, folder=directory, stem=LOCAL, lasts_ms=LASTS_MS)
-        _issue(directory, issued, local)
+        _issue_local(directory, issued)
 
 
 def retire_authority(directory: Path) -> int:
@@ -152,9 +117,6 @@ def retire_authority(directory: Path) -> int:
 
 
 def _new_authority() -> tuple[x509.Certificate, Any]:
-    from cryptography import x509  # noqa: PLC0415 - an extra, and slow to import
-    from cryptography.hazmat.primitives.asymmetric import ec  # noqa: PLC0415
-
     key = ec.generate_private_key(ec.SECP256R1())
     name = _subject("callboard authority", "")
     certificate = (
@@ -163,13 +125,11 @@ def _new_authority() -> tuple[x509.Certificate, Any]:
         .add_extension(_usage(signs=True), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
     )
-    return _signed(certificate, key), key
+    return certificate.sign(key, hashes.SHA256()), key
 
 
 def _authorities(directory: Path) -> tuple[x509.Certificate, list[x509.Certificate]]:
     """The authority that signs, and the others that are still believed."""
-    from cryptography import x509  # noqa: PLC0415
-
     signs = _signer(directory).public_key()
     known = x509.load_pem_x509_certificates((directory / "ca.pem").read_bytes())
     own = [each for each in known if each.public_key() == signs]
@@ -179,8 +139,6 @@ def _authorities(directory: Path) -> tuple[x509.Certificate, list[x509.Certifica
 
 
 def _signer(directory: Path) -> Any:
-    from cryptography.hazmat.primitives.serialization import load_pem_private_key  # noqa: PLC0415
-
     return load_pem_private_key(read_private(directory / "ca.key").encode(), password=None)
 
 
@@ -205,15 +163,13 @@ def issue(directory: Path, name: str, role: Role, folder: Path, *, lasts_ms: int
     return made
 
 
-def sign_request(directory: Path, request: bytes, name: str, role: Role, *, lasts_ms: int = LASTS_MS) -> str:
+def sign_request(directory: Path, request: bytes, name: str, role: Role) -> str:
     """A certificate for a key that its holder made and keeps (a signing request in PEM); returns it in PEM.
 
     Raises:
         BadCertificate: it is no such request, or there is no authority.
         UnsafeFile, OSError: files can't be used.
     """
-    from cryptography import x509  # noqa: PLC0415
-
     _check_name(name)
     try:
         asked = x509.load_pem_x509_csr(request)
@@ -224,18 +180,13 @@ def sign_request(directory: Path, request: bytes, name: str, role: Role, *, last
     if not valid:
         raise BadCertificate("the request for a certificate is not signed by its own key")
     with _changing(directory) as issued:
-        signed, known = _certified(directory, public, _Wanted(name=name, role=role, lasts_ms=lasts_ms))
+        signed, known = _certified(directory, public, _Wanted(name=name, role=role, lasts_ms=LASTS_MS))
         issued.append(known)
     return _pem(signed)
 
 
 def new_request(name: str) -> tuple[str, str]:
     """A new key and a request to certify it, both in PEM."""
-    from cryptography import x509  # noqa: PLC0415
-    from cryptography.hazmat.primitives import hashes  # noqa: PLC0415
-    from cryptography.hazmat.primitives.asymmetric import ec  # noqa: PLC0415
-    from cryptography.hazmat.primitives.serialization import Encoding  # noqa: PLC0415
-
     key = ec.generate_private_key(ec.SECP256R1())
     request = x509.CertificateSigningRequestBuilder().subject_name(_subject(name, "")).sign(key, hashes.SHA256())
     return _key_pem(key), request.public_bytes(Encoding.PEM).decode()
@@ -243,8 +194,6 @@ def new_request(name: str) -> tuple[str, str]:
 
 def lifetime(pem: bytes) -> tuple[float, float]:
     """When a certificate begins and ends, in seconds since 1970."""
-    from cryptography import x509  # noqa: PLC0415
-
     found = x509.load_pem_x509_certificate(pem)
     return found.not_valid_before_utc.timestamp(), found.not_valid_after_utc.timestamp()
 
@@ -328,8 +277,6 @@ class _Wanted:
 
 
 def _issue(directory: Path, issued: list[Issued], wanted: _Wanted) -> Issued:
-    from cryptography.hazmat.primitives.asymmetric import ec  # noqa: PLC0415
-
     assert wanted.folder is not None
     key = ec.generate_private_key(ec.SECP256R1())
     signed, known = _certified(directory, key.public_key(), wanted)
@@ -340,8 +287,6 @@ def _issue(directory: Path, issued: list[Issued], wanted: _Wanted) -> Issued:
 
 def _certified(directory: Path, public: CertificatePublicKeyTypes, wanted: _Wanted) -> tuple[x509.Certificate, Issued]:
     """A certificate that the authority signed; a controller's with ``hosts`` can't be a client's, nor the other way."""
-    from cryptography import x509  # noqa: PLC0415
-
     authority, _ = _authorities(directory)
     use = x509.oid.ExtendedKeyUsageOID.CLIENT_AUTH if wanted.role else x509.oid.ExtendedKeyUsageOID.SERVER_AUTH
     built = (
@@ -356,7 +301,7 @@ def _certified(directory: Path, public: CertificatePublicKeyTypes, wanted: _Want
     )
     if alternatives := [_alternative(host) for host in wanted.hosts]:
         built = built.add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
-    signed = _signed(built, _signer(directory))
+    signed = built.sign(_signer(directory), hashes.SHA256())
     return signed, Issued(
         serial=f"{signed.serial_number:x}",
         name=wanted.name,
@@ -369,8 +314,6 @@ def _certified(directory: Path, public: CertificatePublicKeyTypes, wanted: _Want
 
 
 def _subject(name: str, role: str) -> x509.Name:
-    from cryptography import x509  # noqa: PLC0415
-
     parts = [x509.NameAttribute(x509.NameOID.ORGANIZATION_NAME, "callboard")]
     if role:
         parts.append(x509.NameAttribute(x509.NameOID.ORGANIZATIONAL_UNIT_NAME, role))
@@ -380,8 +323,6 @@ def _subject(name: str, role: str) -> x509.Name:
 def _built(
     subject: x509.Name, issuer: x509.Name, public: CertificatePublicKeyTypes, lasts_ms: int
 ) -> x509.CertificateBuilder:
-    from cryptography import x509  # noqa: PLC0415
-
     now = datetime.now(UTC)
     return (
         x509.CertificateBuilder()
@@ -394,15 +335,7 @@ def _built(
     )
 
 
-def _signed(built: x509.CertificateBuilder, key: Any) -> x509.Certificate:
-    from cryptography.hazmat.primitives import hashes  # noqa: PLC0415
-
-    return built.sign(key, hashes.SHA256())
-
-
 def _usage(*, signs: bool) -> x509.KeyUsage:
-    from cryptography import x509  # noqa: PLC0415
-
     return x509.KeyUsage(
         digital_signature=not signs,
         content_commitment=False,
@@ -417,8 +350,6 @@ def _usage(*, signs: bool) -> x509.KeyUsage:
 
 
 def _alternative(host: str) -> x509.GeneralName:
-    from cryptography import x509  # noqa: PLC0415
-
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
@@ -430,22 +361,16 @@ def _alternative(host: str) -> x509.GeneralName:
 
 
 def _hosts_of(path: Path) -> list[str]:
-    from cryptography import x509  # noqa: PLC0415
-
     found = x509.load_pem_x509_certificate(path.read_bytes())
     names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     return [str(each.value) for each in names]
 
 
 def _pem(certificate: x509.Certificate) -> str:
-    from cryptography.hazmat.primitives.serialization import Encoding  # noqa: PLC0415
-
     return certificate.public_bytes(Encoding.PEM).decode()
 
 
 def _key_pem(key: Any) -> str:
-    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat  # noqa: PLC0415
-
     return str(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode())
 
 

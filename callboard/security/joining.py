@@ -22,7 +22,6 @@ import structlog
 
 from callboard.security.access import Access
 from callboard.security.caller_roles import Identity, Role, check_node
-from callboard.security.certificates import lifetime, new_request, sign_request
 from callboard.security.dialing import Channel, Whereabouts, open_channel
 from callboard.security.grants import consume, grant
 from callboard.security.places import TLS_VARIABLES, make_private, read_private, write_private
@@ -118,6 +117,8 @@ class Joining:
         if who.role is Role.JOINER and not consume(self._state_dir, who.name):
             raise NotAuthenticated("the join token was used already. Make another with `callboard node token create`")
         if self._certs is not None and (self._certs / "ca.key").exists():
+            from callboard.security.certificates import sign_request  # noqa: PLC0415 - slow to import
+
             signed = sign_request(self._certs, request.certificate_request, request.node_id, Role.AGENT)
             authority = (self._certs / "ca.pem").read_text(encoding="ascii")
             return agent_pb2.JoinResponse(certificate=signed, authority=authority)
@@ -167,7 +168,7 @@ class AgentCredentials:
         """
         for folder in (self.directory.parent, self.directory):
             make_private(folder)
-        key, request = new_request(node_id)
+        key, request = _new_request(node_id)
         authority = joining.authority.encode()
         tls = TlsParts(ca=authority, cert=b"", key=b"") if authority else None
         options = [("grpc.enable_http_proxy", 0)]
@@ -194,13 +195,15 @@ class AgentCredentials:
             await asyncio.sleep(look_every_s)
 
     async def _renew(self, controller: str, node_id: str) -> None:
-        key, request = new_request(node_id)
+        key, request = _new_request(node_id)
         async with open_channel(controller, [("grpc.enable_http_proxy", 0)]) as channel:
             answer = await _joined(channel, node_id, request)
         if answer.certificate:
             self._keep(key, answer)
 
     def _is_due(self) -> bool:
+        from callboard.security.certificates import lifetime  # noqa: PLC0415 - slow to import
+
         begins_s, ends_s = lifetime(self._pem["cert"].read_bytes())
         return time.time() > ends_s - (ends_s - begins_s) / 3
 
@@ -208,6 +211,12 @@ class AgentCredentials:
         write_private(self._pem["key"], key)
         write_private(self._pem["ca"], answer.authority)
         write_private(self._pem["cert"], answer.certificate)
+
+
+def _new_request(node_id: str) -> tuple[str, str]:
+    from callboard.security.certificates import new_request  # noqa: PLC0415 - slow to import
+
+    return new_request(node_id)
 
 
 def _digest(joining: JoinToken) -> str:

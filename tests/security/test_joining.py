@@ -16,6 +16,7 @@ from callboard.security import access as access_module
 from callboard.security import certificates
 from callboard.security.caller_roles import Role
 from callboard.security.grants import GRANTS_NAME, read_grants
+from callboard.security.issued import read_issued
 from callboard.security.joining import AgentCredentials, JoinToken, new_join_token
 from callboard.security.places import write_private
 from callboard.security.tokens import BadToken
@@ -87,7 +88,7 @@ async def test_an_agent_exchanges_a_join_token_and_joins_with_what_it_got(
         assert own.directory.stat().st_mode & 0o077 == 0
         assert all(path.stat().st_mode & 0o077 == 0 for path in own.directory.iterdir())
         if tls:
-            listed = [each for each in certificates.read_issued(controller.options.certs) if each.name == "n1"]
+            listed = [each for each in read_issued(controller.options.certs) if each.name == "n1"]
             assert [(each.role, each.folder) for each in listed] == [("agent", "")], "its key never left the agent"
 
 
@@ -110,7 +111,7 @@ async def test_an_agent_renews_its_certificate_by_the_one_it_has(
         assert (own.directory / "cert.pem").read_text() != first
         async with FakeAgent(controller.address, "n1") as agent:
             assert agent.welcome.epoch
-        listed = [each.name for each in certificates.read_issued(controller.options.certs)]
+        listed = [each.name for each in read_issued(controller.options.certs)]
         assert listed.count("n1") == 2
 
 

@@ -14,7 +14,8 @@ from callboard.cli.show.verb_guard import unless_wrong
 from callboard.model.durations import parse_duration_ms
 from callboard.security import certificates
 from callboard.security.caller_roles import Role
-from callboard.security.certificates import AUTHORITY, LASTS_MS, SERVER, BadCertificate, read_issued
+from callboard.security.certificates import LASTS_MS
+from callboard.security.issued import AUTHORITY, SERVER, BadCertificate, read_issued
 from callboard.security.places import CERTS_NAME, UnsafeFile, UnsafeRunDirectory
 
 

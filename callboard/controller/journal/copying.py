@@ -47,8 +47,8 @@ from callboard.controller.journal.store import (
 )
 from callboard.scheduler import State
 from callboard.scheduler.records.job_records import MetaRecord, Put, evolve
-from callboard.security.certificates import ISSUED_NAME
 from callboard.security.grants import GRANTS_NAME
+from callboard.security.issued import ISSUED_NAME
 from callboard.security.places import CERTS_NAME, make_private, write_private
 from callboard.security.tokens import TOKEN_NAME
 

@@ -24,8 +24,8 @@ from callboard.scheduler import Outcome
 from callboard.scheduler.records.commands import Command
 from callboard.scheduler.records.events import Make, NodeLeft
 from callboard.security.caller_roles import caller, check_node
-from callboard.security.certificates import BadCertificate
 from callboard.security.grants import BadGrant
+from callboard.security.issued import BadCertificate
 from callboard.security.joining import Joining
 from callboard.security.places import UnsafeFile
 from callboard.v1 import agent_pb2, agent_pb2_grpc
