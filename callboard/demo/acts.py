@@ -175,7 +175,7 @@ async def slow_cancel(stage: Stage) -> Verdict:
     start_ms = urgent.job.workers[0].start_ms
     stage.story.happened(f"rollout-urgent runs on {where(urgent)}, {took_ms} ms after it was asked")
     await stage.ask_worker(urgent, verdict)
-    p99 = responsiveness.percentile_ms(99)
+    p99 = responsiveness.p99_ms
     stage.story.measured(f"{responsiveness.count} GetStats calls during the wait: p99 {p99:.1f} ms")
     stage.story.pool(before, await stage.pg_stats())
     stop_limit_ms = round((CANCEL_TIMEOUT_S + KILL_TIMEOUT_S) * 1000)
@@ -254,12 +254,10 @@ async def _delete_pool(stage: Stage) -> None:
     revision = (await stage.client.stats()).revision
     await stage.client.delete_pool(POOL)
     stage.story.happened(f"pool {POOL} is deleted")
+    changes = stage.client.watch(start_revision=revision + 1)
     async with asyncio.timeout(START_S):
-        if not await stage.client.list_placement_groups():
-            return
-        async for _ in stage.client.watch(start_revision=revision + 1):
-            if not await stage.client.list_placement_groups():
-                return
+        while await stage.client.list_placement_groups():
+            await anext(changes)
 
 
 def _only_victim(stage: Stage, job: Job, name: str, verdict: Verdict) -> Preemption | None:
@@ -385,11 +383,10 @@ async def open_house(stage: Stage, verdict: Verdict) -> None:
     await _cpu_worker_sees_nothing(stage, verdict)
     revision = (await stage.client.stats()).revision
     await stage.client.create_pool(stage.setting.pool())
+    changes = stage.client.watch(start_revision=revision + 1)
     async with asyncio.timeout(START_S):
-        if not await _reserved_ready(stage.client):
-            async for _ in stage.client.watch(start_revision=revision + 1):
-                if await _reserved_ready(stage.client):
-                    break
+        while not await _reserved_ready(stage.client):
+            await anext(changes)
 
 
 async def _why_not(client: Client, setting: Setting) -> str:

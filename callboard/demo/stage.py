@@ -203,13 +203,11 @@ class Responsiveness:
         if self._task is not None:
             await self._task
 
-    def percentile_ms(self, percent: float) -> float:
-        """The time within which so many percent of the calls were answered, in milliseconds."""
-        if not self._times_ms:
-            return float("inf")
+    @property
+    def p99_ms(self) -> float:
+        """The time within which 99 % of the calls were answered, in milliseconds."""
         ordered = sorted(self._times_ms)
-        place = min(len(ordered) - 1, int(len(ordered) * percent / 100))
-        return ordered[place]
+        return ordered[len(ordered) * 99 // 100] if ordered else float("inf")
 
     async def _sample(self) -> None:
         while not self._stopping.is_set():

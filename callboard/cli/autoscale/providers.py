@@ -21,7 +21,7 @@ from callboard.client.calls.cluster_calls import id_of
 from callboard.client.client import Client
 from callboard.client.clusters import read_record
 from callboard.model.quantities import Resources
-from callboard.v1.node_pb2 import Node, NodeState
+from callboard.v1.node_pb2 import Node
 from callboard.wire.amounts import resources_from_proto
 
 JOIN_S = 120.0
@@ -141,9 +141,8 @@ class CommandProvider:
         return node_id
 
     async def _ready(self, node_id: str, revision: int) -> None:
-        ready = NodeState.Name(NodeState.NODE_STATE_READY).removeprefix("NODE_STATE_")
         async for event in self._client.watch(start_revision=revision + 1, subject=f"nodes/{node_id}"):
-            if event.state == ready:
+            if event.state == "READY":
                 return
 
     async def remove(self, node_id: str) -> None:

@@ -216,13 +216,9 @@ class LocalCluster:
 
     async def _all_ready(self, client: Client) -> list[Node]:
         revision = (await client.stats()).revision
-        nodes = await self._looked_at(client)
-        if _ready(nodes) >= self.plan.agents:
-            return nodes
-        async for _ in client.watch(start_revision=revision + 1, types=["node."]):
-            nodes = await self._looked_at(client)
-            if _ready(nodes) >= self.plan.agents:
-                break
+        changes = client.watch(start_revision=revision + 1, types=["node."])
+        while _ready(nodes := await self._looked_at(client)) < self.plan.agents:
+            await anext(changes)
         return nodes
 
     async def _looked_at(self, client: Client) -> list[Node]:
