@@ -255,7 +255,7 @@ def _actors(evidence: Evidence) -> Iterable[Finding]:
                     "program that made it, or run it as a job."
                 )
                 yield Finding(FindingKind.FOREIGN_ACTOR, subject, what, remedy)
-            elif _is_left_over(actor, known):
+            elif actor.name not in known and not actor.name.startswith(f"{OURS}spare/"):
                 what = f"Ray's actor {name} (pid {actor.pid}) on {node_id} is of no worker that the ledger knows"
                 remedy = f"Its agent ends it soon; if it stays, end it: on {node_id}, `kill -KILL {actor.pid}`."
                 yield Finding(FindingKind.LEFTOVER_ACTOR, subject, what, remedy)
@@ -285,10 +285,6 @@ def _missing_actors(evidence: Evidence, looks: Mapping[Key, WorkerInspection]) -
                 what = f"{subject} runs on {node_id} as process {look.pid}, and Ray does not know its actor"
                 remedy = f"Nobody can call it: `callboard job preempt {job.spec.name}` starts it anew."
                 yield Finding(FindingKind.MISSING_ACTOR, subject, what, remedy)
-
-
-def _is_left_over(actor: RayActor, known: set[str]) -> bool:
-    return actor.name not in known and not actor.name.startswith(f"{OURS}spare/")
 
 
 def _groups(evidence: Evidence) -> Iterable[Finding]:

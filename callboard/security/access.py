@@ -150,7 +150,7 @@ class Access:
         if not self._grants:
             return None
         found = self._grants.get(fingerprint(token))
-        if found is None or (found.expires_ms and self._wall_s() * 1000 >= found.expires_ms):
+        if found is None or found.is_over(self._wall_s() * 1000):
             return None
         return Identity(found.name, found.role, found.node)
 

@@ -45,6 +45,10 @@ class Grant:
     expires_ms: int = 0
     node: str = ""
 
+    def is_over(self, now_ms: float) -> bool:
+        """Whether it counts no more, so many milliseconds after 1970."""
+        return 0 < self.expires_ms <= now_ms
+
 
 def read_grants(state_dir: Path) -> list[Grant]:
     """Every grant, by name.
@@ -90,7 +94,7 @@ def grant(state_dir: Path, name: str, role: Role, *, lasts_ms: int = 0, replace:
         node=node,
     )
     with _changing(state_dir) as grants:
-        for gone in [each.name for each in grants.values() if each.role is Role.JOINER and _is_over(each, now_ms)]:
+        for gone in [each.name for each in grants.values() if each.role is Role.JOINER and each.is_over(now_ms)]:
             del grants[gone]  # a join token that nobody used
         if name in grants and not replace:
             raise BadGrant(f"there is a client {name} already; add --replace to give it a new token")
@@ -98,10 +102,6 @@ def grant(state_dir: Path, name: str, role: Role, *, lasts_ms: int = 0, replace:
             raise BadGrant(f"there are {MAX_GRANTS} clients already; revoke some")
         grants[name] = made
     return token
-
-
-def _is_over(known: Grant, now_ms: int) -> bool:
-    return bool(known.expires_ms) and now_ms >= known.expires_ms
 
 
 def revoke(state_dir: Path, name: str) -> None:

@@ -94,13 +94,9 @@ class _Server:
                 raise ValueError(f"unknown method {method!r}")
 
 
-async def _serve(main: MainThread, descriptor: int, successor_s: float) -> None:
-    await _Server(main).serve(descriptor, successor_s)
-
-
 def _control(main: MainThread) -> None:
     try:
-        asyncio.run(_serve(main, int(sys.argv[1]), float(sys.argv[2])))
+        asyncio.run(_Server(main).serve(int(sys.argv[1]), float(sys.argv[2])))
     except Exception:  # noqa: BLE001 - the last that this process says
         traceback.print_exc()
     finally:

@@ -146,7 +146,7 @@ class DeviceWatch:
         # The driver may name processes by numbers of another pid namespace: such a one may be ours while one of ours
         # is there.
         users = [user for user in seen.users if user.index == index]
-        foreign = [user for user in users if user.pid in strangers and (not held or _lives(user.pid))]
+        foreign = [user for user in users if user.pid in strangers and (not held or read_entry(user.pid) is not None)]
         foreign = [user for user in foreign if not _is_ending(user.pid)]
         foreign.sort(key=lambda user: -user.memory_bytes)
         state.foreign.extend(_process(user) for user in foreign[:MAX_SHOWN])
@@ -236,10 +236,6 @@ def _command(folder: Path) -> str:
         return (folder / "comm").read_text(errors="replace").strip()
     except OSError:
         return ""
-
-
-def _lives(pid: int) -> bool:
-    return read_entry(pid) is not None
 
 
 def _is_ending(pid: int) -> bool:

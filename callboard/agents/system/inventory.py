@@ -76,8 +76,8 @@ def machine_cpus(cgroups: Cgroups = _OWN) -> int:
     """CPUs that this process may use: those it may run on, or whole ones of the tightest quota around it if that is
     less."""
     counts = [len(os.sched_getaffinity(0))]
-    sets = map(_counted, _texts(cgroups, "cpuset", "cpuset.cpus.effective", "cpuset.cpus"))
-    counts += [count for count in sets if count]
+    lists = _texts(cgroups, "cpuset", "cpuset.cpus.effective", "cpuset.cpus")
+    counts += [len(cpus) for cpus in map(_cpus, lists) if cpus]
     counts += [quota_us // period_us for quota_us, period_us in _quotas(cgroups)]
     return max(1, min(counts))
 
@@ -145,11 +145,6 @@ def cpus_near(devices: NodeDevices, numa: Path = _NUMA) -> dict[str, tuple[int, 
         if cpus and device.numa_node >= 0:
             found[device.id] = tuple(sorted(cpus))
     return found
-
-
-def _counted(cpus: str) -> int:
-    """How many "0-3,8" are; 0: no list."""
-    return len(_cpus(cpus))
 
 
 def _cpus(cpus: str) -> set[int]:

@@ -101,7 +101,7 @@ def _one(nvml: Any, index: int, pci: Path) -> list[DeviceFacts]:
     """A device, or one with its fault and then its parts."""
     try:
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
-        whole = _facts(nvml, handle, _bus_id(nvml, handle), pci)
+        whole = _facts(nvml, handle, _text(nvml.nvmlDeviceGetPciInfo(handle).busId), pci)
         parts = _parts(nvml, handle, whole.bus_id, pci)
     except nvml.NVMLError as error:
         return [DeviceFacts(id=str(index), fault=str(error))]
@@ -140,10 +140,6 @@ def _facts(nvml: Any, handle: Any, bus_id: str, pci: Path) -> DeviceFacts:
         memory_bytes=0 if memory is None else int(memory.total),
         numa_node=_numa_node(pci, bus_id),
     )
-
-
-def _bus_id(nvml: Any, handle: Any) -> str:
-    return _text(nvml.nvmlDeviceGetPciInfo(handle).busId)
 
 
 def _numa_node(pci: Path, bus_id: str) -> int:

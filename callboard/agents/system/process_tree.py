@@ -124,14 +124,10 @@ def end_tree(roots: Iterable[ProcessId], *, deadline: float, search: Search | No
         alive = _stop_until_stable(roots, search, deadline)
         if not alive:
             return TreeEnd(left=(), killed=len(killed))
-        killed.update(process for process in alive if _kill(process))
+        killed.update(each for each in alive if _is_own(each) and send_signal(each, signal.SIGKILL))
         left = wait_gone(alive, deadline)
         if left or time.monotonic() >= deadline:
             return TreeEnd(left=tuple(sorted(left)), killed=len(killed))
-
-
-def _kill(process: ProcessId) -> bool:
-    return _is_own(process) and send_signal(process, signal.SIGKILL)
 
 
 def _stop_until_stable(roots: Iterable[ProcessId], search: Search | None, deadline: float) -> frozenset[ProcessId]:

@@ -226,7 +226,7 @@ class Spares:
                 # Beside everything else: they take seconds, and a plain one that is taken meanwhile is missed more.
                 for kind in lacking:
                     self._launch_beside(kind)
-            elif await self._make(PLAIN):
+            elif await self._come_up(self._begun(PLAIN)):
                 backoff.reset()
             else:
                 await answer_within(self._changed.wait(), backoff.next_s())
@@ -305,9 +305,6 @@ class Spares:
                 if left[self._kind(spare)] < 0:
                     surplus.append(spare)
         return surplus
-
-    async def _make(self, kind: Kind) -> bool:
-        return await self._come_up(self._begun(kind))
 
     def _begun(self, kind: Kind) -> Spare:
         name = f"{self._prefix}-{next(self._numbers)}"

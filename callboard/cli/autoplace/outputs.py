@@ -93,7 +93,9 @@ class Outputs:
                 write_new(self.write, text.encode())
                 consoles.stderr().print(f"{self.write} is written.")
             if self.plot is not None:
-                self.plot.write_text(_picture(answer.plan))
+                plan = answer.plan
+                drawn = draw(bars_of(plan), gpus=plan.problem.gpus, seconds=length_of(plan), title=summary_line(plan))
+                self.plot.write_text(to_svg(drawn))
                 consoles.stderr().print(f"{self.plot} is drawn.")
         except OSError as error:
             raise CommandFailed(
@@ -162,10 +164,6 @@ def to_svg(picture: Picture) -> str:
         for label in picture.labels
     ]
     return svg.document(picture.width, picture.height, [*rules, *boxes, *labels], font=_MONOSPACE)
-
-
-def _picture(plan: Plan) -> str:
-    return to_svg(draw(bars_of(plan), gpus=plan.problem.gpus, seconds=length_of(plan), title=summary_line(plan)))
 
 
 def _bad(what: str, why: str, remedy: str) -> CommandFailed:

@@ -67,7 +67,8 @@ def up(
     check_name(stated["name"])
     wanted = ClusterPlan(directory=cluster_directory(stated["name"], base), **read_stated(ClusterPlan, stated))
     check_nodes(wanted)
-    said = _role_file(roles)
+    with failing_in_words():
+        said = RoleFile(presets=PRESETS) if roles is None else read_role_file(roles)
     shapes = _shapes(nodes, said.nodes, roles, counted=counted, plan=wanted)
     agents = len(shapes) or wanted.agents
     dealt, agents, gpus = deal_gpus(machine_gpus, shapes, agents=agents, gpus=wanted.gpus, stated=counted)
@@ -104,7 +105,8 @@ def up(
             try:
                 there = await cluster.start(timeout_s)
                 async with Client(plan.controller) as client:
-                    await _make_pools(client, said.pools)
+                    for spec in said.pools:
+                        await client.create_pool(spec)
                     stats = await client.stats()
                 progress.finish()
                 ready = True
@@ -176,11 +178,6 @@ def _chosen(name: str, *, every: bool) -> list[ClusterRecord]:
     return found
 
 
-def _role_file(roles: Path | None) -> RoleFile:
-    with failing_in_words():
-        return RoleFile(presets=PRESETS) if roles is None else read_role_file(roles)
-
-
 def _shapes(
     nodes: str,
     of_file: Sequence[NodeText],
@@ -197,11 +194,6 @@ def _shapes(
         options = " and ".join(f"--{name.replace('_', '-')}" for name in counted)
         raise typer.BadParameter(f"describes the nodes; leave out {options}", param_hint=hint)
     return shapes_of(texts, hint, plan)
-
-
-async def _make_pools(client: Client, pools: Sequence[PoolSpec]) -> None:
-    for spec in pools:
-        await client.create_pool(spec)
 
 
 def _runs(record: ClusterRecord) -> bool:

@@ -100,12 +100,9 @@ def _all_read(
 def _roles_in(source: SourceMapping) -> list[str]:
     """The role that each component of a file names; empty: none."""
     components = source.get("components")
-    found = [each.get("role") if isinstance(each, Mapping) else None for each in _listed(components)]
+    listed = components if isinstance(components, list) else []
+    found = [each.get("role") if isinstance(each, Mapping) else None for each in listed]
     return [role if isinstance(role, str) else "" for role in found]
-
-
-def _listed(value: object) -> list[Any]:
-    return value if isinstance(value, list) else []
 
 
 def _tell_unknown_pools(spec: JobSpec, said: RoleFile) -> None:

@@ -94,7 +94,7 @@ def _source(line: str, number: int, column: int, style: str) -> Iterator[Text]:
     start = 0 if column < _LONGEST - 20 else column - _LONGEST // 2
     cut = line[start : start + _LONGEST]
     # Tabs stay one column wide, and nothing in the file may steer the terminal.
-    shown = "".join(char if char.isprintable() else " " for char in cut)
+    shown = _one_line(cut)
     margin = f"{number:>5} | "
     yield Text.assemble((margin, "dim"), shown)
     yield Text.assemble((" " * (len(margin) - 2) + "| ", "dim"), " " * (column - 1 - start), ("^", style))
