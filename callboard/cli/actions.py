@@ -21,7 +21,6 @@ _PLACES = MappingProxyType(
         "doctor": ("cli.watch.doctor", ""),
         "events": ("cli.watch.events", ""),
         "executing": ("cli.jobs.executing", ""),
-        "groups": ("cli.pools.groups", ""),
         "growing": ("cli.cluster.growing", ""),
         "job_logs": ("cli.jobs.logs", ""),
         "jobs": ("cli.jobs.actions", ""),

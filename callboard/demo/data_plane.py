@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from callboard.agents.system.processes import exited
-from callboard.cli.local.ending import kill_trees
+from callboard.cli.local.children import kill_trees
 from callboard.client.workers import WorkerHandle
 from callboard.security.processes import identify
 

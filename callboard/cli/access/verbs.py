@@ -1,4 +1,4 @@
-"""`callboard certs`, `login` and `context`: certificates of a cluster, and controllers that one logged in to."""
+"""`callboard certs`, `token`, `login` and `context`: who may call a controller, and those that one logged in to."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from callboard.cli import actions
-from callboard.cli.options import TlsCaOption, TlsCertOption, TlsKeyOption, argument, option, takes
+from callboard.cli.options import StateDirOption, TlsCaOption, TlsCertOption, TlsKeyOption, argument, option, takes
 from callboard.security.caller_roles import Role
 from callboard.security.places import NO_CONTEXT
 
@@ -31,10 +31,10 @@ OutOption = Annotated[
     Path | None, option("--out", "DIR", "Where the files go. Default: a directory with the name, here.")
 ]
 LastsOption = Annotated[str, option("--lasts", "TIME", "How long the certificate is valid, e.g. 90d. Default: 365d.")]
+token_verbs = typer.Typer(help="Make, list and revoke tokens, on the controller's machine.", no_args_is_help=True)
+app.add_typer(token_verbs, name="token")
 context_verbs = typer.Typer(help="Show, choose and forget controllers that you logged in to.", no_args_is_help=True)
 app.add_typer(context_verbs, name="context")
-
-NameArgument = Annotated[str, argument("NAME", "Name of the context.")]
 
 
 @cert_verbs.command("init", epilog="Example: callboard certs init --host ray-head.lab.example")
@@ -170,9 +170,45 @@ def use_context(
 
 @context_verbs.command("remove", epilog="Example: callboard context remove lab")
 @takes("output")
-def remove_context(name: NameArgument) -> None:
+def remove_context(name: Annotated[str, argument("NAME", "Name of the context.")]) -> None:
     """Forget a context and its credentials.
 
     Only on this machine: the controller still accepts the credentials.
     """
     actions.contexts.remove(name)
+
+
+@token_verbs.command("create", epilog="Example: callboard token create alice --role trainer --file alice.token")
+@takes("output")
+def create_token(
+    name: Annotated[str, argument("NAME", "Name of the client; pools name their members by it.")],
+    role: Annotated[Role, option("--role", "What it may do.")],
+    file: Annotated[
+        Path | None, option("--file", "FILE", "Write the token there (mode 0600) instead of printing it.")
+    ] = None,
+    lasts: Annotated[
+        str, option("--lasts", "TIME", "How long the token is valid, e.g. 30d. Default: until it is revoked.")
+    ] = "",
+    replace: Annotated[
+        bool, option("--replace", "Give a client that exists a new token; its old one is no longer valid.")
+    ] = False,
+    state_dir: StateDirOption = None,
+) -> None:
+    """Make a client and print its token, which is kept nowhere else. It is valid within a second."""
+    actions.tokens.create(name, role=role, file=file, lasts=lasts, replace=replace, state_dir=state_dir)
+
+
+@token_verbs.command("list", epilog="Example: callboard token list")
+@takes("output")
+def list_tokens(state_dir: StateDirOption = None) -> None:
+    """List the clients with their roles."""
+    actions.tokens.show_list(state_dir=state_dir)
+
+
+@token_verbs.command("revoke", epilog="Example: callboard token revoke alice")
+@takes("output")
+def revoke_token(
+    name: Annotated[str, argument("NAME", "Name of the client.")], state_dir: StateDirOption = None
+) -> None:
+    """Take a client's token back. Within two seconds it is no longer valid, and the client's open streams end."""
+    actions.tokens.revoke(name, state_dir=state_dir)

@@ -15,10 +15,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from callboard.cli.local.children import Child, unless_ended
+from callboard.cli.local.children import Child, end_politely, kill_trees, unless_ended
 from callboard.cli.local.cluster import NotReady, PortTaken
 from callboard.cli.local.cluster_lock import ClusterGone, cluster_lock
-from callboard.cli.local.ending import end_politely, kill_trees
 from callboard.cli.local.plan import ClusterPlan, read_plan
 from callboard.cli.local.ports import is_taken, listeners
 from callboard.cli.local.records import UP_ROLE

@@ -13,8 +13,8 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
+from callboard.cli.local.children import StillRunning, end_politely, kill_trees
 from callboard.cli.local.cluster_lock import ClusterGone, ClusterLock
-from callboard.cli.local.ending import StillRunning, end_politely, kill_trees
 from callboard.cli.local.plan import network_of
 from callboard.cli.local.ports import is_taken, listeners, listening_in
 from callboard.cli.local.records import UP_ROLE, remove_directory

@@ -1,4 +1,4 @@
-"""What `callboard pool …` does."""
+"""What `callboard pool …` and `callboard pg …` do."""
 
 from __future__ import annotations
 
@@ -130,3 +130,36 @@ async def _change_fields(
     spec = changed(described(pool_spec_from_proto(name, now.spec)), changes)
     fields = sorted({path[0] for path, _ in changes})
     return await client.update_pool(spec, fields=fields, etag=etag or now.etag, validate_only=validate)
+
+
+@connected
+async def show_groups(client: Client, *, pool: str) -> None:
+    groups = await client.list_placement_groups(pool=pool)
+    show_result(
+        [plain(group) for group in groups],
+        lambda wide: pool_views.group_table(groups, wide=wide),
+        empty=f"No placement groups at {client.address}.",
+    )
+
+
+@connected
+async def show_group(client: Client, group_id: str) -> None:
+    group = await client.get_placement_group(_bare(group_id))
+    show_result(plain(group), lambda wide: pool_views.group_view(group, wide=wide))
+
+
+@connected
+async def delete_group(client: Client, group_id: str, *, when_free: bool) -> None:
+    group = await client.delete_placement_group(_bare(group_id), when_free=when_free)
+    if group is None:
+        became = "is gone"
+    elif group.job:
+        became = f"is removed once job {group.job} has left it"
+    else:
+        became = "is being removed"
+    gone = {"name": f"placementGroups/{_bare(group_id)}", "removed": True}
+    done(group or gone, f"Placement group {_bare(group_id)} {became}.")
+
+
+def _bare(name: str) -> str:
+    return name.removeprefix("placementGroups/")

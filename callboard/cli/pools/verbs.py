@@ -105,14 +105,14 @@ GroupArgument = Annotated[
 @reads
 def list_groups(pool: PoolOption = "") -> None:
     """List placement groups."""
-    actions.groups.show_list(pool=pool)
+    actions.pools.show_groups(pool=pool)
 
 
 @pg_verbs.command("get", epilog="Example: callboard pg get pg-7")
 @reads
 def get_group(group: GroupArgument) -> None:
     """Show one placement group: what it books where, and who uses it."""
-    actions.groups.show(group)
+    actions.pools.show_group(group)
 
 
 @pg_verbs.command("delete", epilog="Example: callboard pg delete pg-7")
@@ -127,7 +127,7 @@ def delete_group(
 
     A reserved group is not made again until its pool is changed.
     """
-    actions.groups.delete(group, when_free=when_free)
+    actions.pools.delete_group(group, when_free=when_free)
 
 
 policy_verbs = typer.Typer(help="Read and set the preemption policy: who yields to whom.", no_args_is_help=True)
