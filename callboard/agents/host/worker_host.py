@@ -103,6 +103,10 @@ class WorkerContext:
         return timed(self.output, fields)
 
 
+CONTROL_METHODS = ("ping", "assign", "preload", "cancel", "checkpoint", "progress", "report", "secrets", "execute")
+"""Methods of the host that its agent asks for."""
+
+
 class WorkerHost:
     """Hosts one object of the user, or one for each member of a colocation group."""
 

@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from callboard.agents.host.framing import Json, answer_all
-from callboard.agents.host.worker_host import WorkerHost
+from callboard.agents.host.worker_host import CONTROL_METHODS, WorkerHost
 from callboard.agents.host.worker_lanes import MainThread
 
 _FIRST_AGENT_S = 30.0
@@ -80,16 +80,8 @@ class _Server:
                 return [item async for item in items]
             case "assign":
                 return await host.assign(argument)
-            case "preload":
-                return await host.preload(**argument)
-            case "checkpoint":
-                return await host.checkpoint(**argument)
-            case "cancel":
-                return await host.cancel(**(argument or {}))
-            case "execute":
-                return await host.execute(**argument)
-            case "ping" | "progress" | "report" | "secrets":
-                return await getattr(host, method)()
+            case _ if method in CONTROL_METHODS:
+                return await getattr(host, method)(**(argument or {}))
             case _:
                 raise ValueError(f"unknown method {method!r}")
 

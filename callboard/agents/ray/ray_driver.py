@@ -28,12 +28,12 @@ from ray.util.placement_group import placement_group_table
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from callboard.agents.host.framing import Json, serve
+from callboard.agents.host.worker_host import CONTROL_METHODS
 from callboard.agents.ray.ray_bookings import NAMESPACE, Bookings, group_of
 from callboard.agents.ray.worker_actor import GIVE_AWAY, RayWorkerHost
 from callboard.security.processes import PROC, identify, start_ms
 
 CONTROL_GROUP = "control"
-CONTROL_METHODS = ("ping", "assign", "preload", "cancel", "checkpoint", "progress", "report", "secrets", "execute")
 _CONTROL_CALLS = 64
 """Control calls at once in one host; hanging hooks hold theirs, so more than a host has hooks."""
 

@@ -28,7 +28,7 @@ import callboard
 from callboard.agents.host import worker_container
 from callboard.agents.runtime import HostError
 from callboard.agents.supplies.worker_env import AGENT_MARKER
-from callboard.agents.system.asking import ask
+from callboard.agents.system.tasks import ask
 from callboard.v1 import agent_pb2
 
 _log = structlog.get_logger(__name__)

@@ -31,8 +31,8 @@ import structlog
 from callboard.agents.runtime import HostError
 from callboard.agents.supplies.build_failures import first_error, reason_of
 from callboard.agents.supplies.package_cache import Packages
-from callboard.agents.system.asking import ask
 from callboard.agents.system.processes import Processes
+from callboard.agents.system.tasks import ask
 from callboard.model.specs import ENVIRONMENT_MS
 from callboard.security.processes import ProcessId, identify, marked, process_table
 

@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 from types import MappingProxyType
 
 from callboard.agents.runtime import HostError
-from callboard.agents.system.asking import ask
+from callboard.agents.system.tasks import ask
 
 _ASK = (
     "import sys, importlib.metadata as m\n"

@@ -1,4 +1,4 @@
-"""Ports that are taken, and by whom on our own addresses; and the port of Ray's dashboard, which only a Ray head that is
+"""Ports that are taken, and by whom on our own addresses; and that of Ray's dashboard, which only a Ray head that is
 started with it installed (`ray[default]`) can show."""
 
 from __future__ import annotations
