@@ -103,11 +103,6 @@ class Probe:
                 return left
             time.sleep(0.05)  # Ray has no event for this either.
 
-    def close(self) -> None:
-        self._in_flight.clear()
-        ray.shutdown()
-
-
 def main() -> None:
     """Answers requests until the input ends."""
     # Ray and its C++ write to stdout as they like: what they get is stderr, the answers go to a copy.
@@ -116,7 +111,7 @@ def main() -> None:
     probe = Probe()
     operations: dict[str, Callable[..., Any]] = {
         name: getattr(probe, name)
-        for name in ("connect", "call", "start", "step", "booked", "groups", "actors", "actors_left", "close")
+        for name in ("connect", "call", "start", "step", "booked", "groups", "actors", "actors_left")
     }
     for line in sys.stdin:
         request = json.loads(line)
@@ -155,6 +150,3 @@ def _handle(worker: Mapping[str, Any]) -> WorkerHandle:
 
 if __name__ == "__main__":
     main()
-
-
-__all__ = ["Probe"]

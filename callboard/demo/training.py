@@ -129,6 +129,3 @@ def _data() -> tuple[list[list[float]], list[float]]:
     truth = [chance.gauss(0, 1) for _ in range(FEATURES)]
     targets = [sum(a * b for a, b in zip(point, truth, strict=True)) + chance.gauss(0, 0.1) for point in points]
     return points, targets
-
-
-__all__ = ["TrainingActor"]

@@ -56,6 +56,3 @@ class SlowCancelWorker(RLHFWorker):
 
     def cancel(self) -> None:
         time.sleep(self.HANG_S)
-
-
-__all__ = ["RLHFWorker", "SlowCancelWorker"]
