@@ -279,9 +279,9 @@ class WorkerHandle:
         if not self.call_options.follow:
             gone = self._known_actor
             why = f"Ray has no living actor {gone}" if gone else "it was not ready when it was looked up"
-            raise self._gone(f"{why}, and options(follow=False) says not to wait for its next generation")
+            raise WorkerGone(self._label, f"{why}, and options(follow=False) says not to wait for its next generation")
         if not self.uid:
-            raise self._gone("the handle names no job of a controller, so no later generation is known")
+            raise WorkerGone(self._label, "the handle names no job of a controller, so no later generation is known")
 
     def name_losses(self, actor: Any) -> None:
         """See to it that a call to `actor` which is cut off says whose it was, and why."""
@@ -299,9 +299,6 @@ class WorkerHandle:
     @property
     def _label(self) -> str:
         return f"{self.job}/{self.component}/{self.rank}"
-
-    def _gone(self, reason: str) -> WorkerGone:
-        return WorkerGone(self._label, reason)
 
     async def _search(self) -> None:
         # On the loop of the background thread: that of the caller may be busy, and his threads are his (GC-07).
@@ -459,9 +456,6 @@ async def next_generation(
     # Here, because it needs gRPC, which a process that only calls workers never loads.
     from callboard.client.client import Client  # noqa: PLC0415
 
-    def gone(reason: str) -> WorkerGone:
-        return WorkerGone(label, reason)
-
     try:
         async with Client(controller, timeout=max(wait_s, 1.0), retry=wait_s) as client:
             last = await (await client.get_job(uid)).until(
@@ -470,14 +464,14 @@ async def next_generation(
                 wait_s,
             )
     except NotFound:
-        raise gone("its job is no longer known to the controller") from None
+        raise WorkerGone(label, "its job is no longer known to the controller") from None
     except WaitTimeout as error:
-        raise gone(str(error)) from error
+        raise WorkerGone(label, str(error)) from error
     except (CallboardError, RequestTooLarge) as error:
-        raise gone(f"and its controller can't say what took its place: {error}") from error
+        raise WorkerGone(label, f"and its controller can't say what took its place: {error}") from error
     found = _successor(last, component, rank, after)
     if found is None:
-        raise gone(f"its job has ended: {last.state_reason}" if last.state_reason else "its job has ended")
+        raise WorkerGone(label, f"its job has ended: {last.state_reason}" if last.state_reason else "its job has ended")
     return found
 
 

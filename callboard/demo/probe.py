@@ -103,6 +103,7 @@ class Probe:
                 return left
             time.sleep(0.05)  # Ray has no event for this either.
 
+
 def main() -> None:
     """Answers requests until the input ends."""
     # Ray and its C++ write to stdout as they like: what they get is stderr, the answers go to a copy.
