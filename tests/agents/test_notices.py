@@ -103,7 +103,7 @@ async def test_endless_output_is_neither_kept_nor_waited_for() -> None:
 
 async def test_a_controller_that_is_away_or_does_not_know_the_node_has_not_heard(tmp_path: Path) -> None:
     def drain(address: str) -> Drain:
-        return drain_of("n7", partial(controller_channel, AgentOptions(controller=address)), 0)
+        return drain_of("n7", partial(controller_channel, AgentOptions(node_id="n7", controller=address)), 0)
 
     assert not await drain("127.0.0.1:1")("going")
     controller = Controller(ControllerOptions(listen="127.0.0.1:0", state_dir=tmp_path / "state"))

@@ -18,7 +18,7 @@ from callboard import ClusterFailed, InvalidInput, NoResult, SyncClient
 from callboard.agents.ray.ray_command import free_port
 from callboard.agents.system.process_tree import send_signal
 from callboard.cli.cluster.start_progress import StartProgress
-from callboard.cli.local import dashboard
+from callboard.cli.local import ports
 from callboard.cli.local.cluster import LocalCluster, PortTaken
 from callboard.cli.local.plan import ClusterPlan
 from callboard.security.processes import descendants, identify, process_table
@@ -178,12 +178,12 @@ async def test_a_taken_port_of_the_dashboard_is_named_before_anything_starts(tmp
 def test_a_dashboard_is_promised_only_where_there_is_one(
     monkeypatch: pytest.MonkeyPatch, starts_head: bool, installed: bool, said: str
 ) -> None:
-    monkeypatch.setattr(dashboard, "has_dashboard", lambda: installed)
+    monkeypatch.setattr(ports, "has_dashboard", lambda: installed)
     told: list[str] = []
-    port = dashboard.usable_port(8265, starts_head=starts_head, tell=told.append)
+    port = ports.usable_port(8265, starts_head=starts_head, tell=told.append)
     assert (port is None) == bool(said) == bool(told)
     assert "".join(told).startswith(said)
-    assert dashboard.usable_port(None, starts_head=starts_head, tell=told.append) is None
+    assert ports.usable_port(None, starts_head=starts_head, tell=told.append) is None
     assert len(told) == bool(said), "nobody asked"
 
 

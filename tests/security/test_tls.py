@@ -25,9 +25,9 @@ from callboard.model.options import OptionError
 from callboard.security import access as access_module
 from callboard.security import certificates
 from callboard.security.caller_roles import Role
-from callboard.security.certificates import BadCertificate
 from callboard.security.dialing import open_channel
 from callboard.security.grants import grant, revoke
+from callboard.security.issued import BadCertificate
 from callboard.security.places import TLS_VARIABLES, UnsafeFile, make_private
 from callboard.security.tls import TlsFiles
 from callboard.security.tokens import BadToken
