@@ -39,6 +39,14 @@ FindToken = Callable[[str], str]
 _PATIENCE_S = 1.0
 """How long one of several controllers may take to be reached before another one is tried."""
 
+KEEPALIVE: tuple[tuple[str, int], ...] = (
+    # Shorter than the 40 s a cut link went unnoticed; the server's minimum is set to match (docs/agents.md).
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+)
+"""Options of a channel that lasts."""
+
 _SEVERAL_OPTIONS = MappingProxyType(
     {
         "grpc.keepalive_time_ms": 2_000,

@@ -24,7 +24,7 @@ from callboard.agents.link.outbox import Outbox
 from callboard.agents.options import AgentOptions
 from callboard.agents.system.tasks import answer_within, cancelled, within
 from callboard.model.durations import Backoff
-from callboard.security.dialing import Channel, open_channel
+from callboard.security.dialing import KEEPALIVE, Channel, open_channel
 from callboard.security.tokens import BadToken, find_token
 from callboard.v1 import agent_pb2, agent_pb2_grpc, inspection_pb2
 from callboard.wire.errors import why_lost
@@ -460,9 +460,7 @@ REFUSALS = frozenset(
 def controller_channel(options: AgentOptions) -> Channel:
     """A channel to the controller; the keepalive matches the minimum the controller sets."""
     of_channel = [
-        ("grpc.keepalive_time_ms", 10_000),
-        ("grpc.keepalive_timeout_ms", 5_000),
-        ("grpc.keepalive_permit_without_calls", 1),
+        *KEEPALIVE,
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.enable_http_proxy", int(options.http_proxy)),
         # A channel a session: what one learned of a dead controller must not delay the next.

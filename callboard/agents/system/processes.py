@@ -33,6 +33,7 @@ from callboard.security.processes import (
     exit_status,
     identify,
     marked,
+    opened,
     process_table,
     start_ms,
     trees_of,
@@ -58,14 +59,10 @@ async def exited(process: ProcessId) -> int | None:
     Returns:
         Its exit code, negative for the signal that ended it; None when nobody can tell.
     """
-    try:
-        descriptor = os.pidfd_open(process.pid)
-    except ProcessLookupError:
-        return None
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()
-    try:
-        if identify(process.pid) != process:
+    with opened(process) as descriptor:
+        if descriptor is None:
             return None
         loop.add_reader(descriptor, ended.set)
         try:
@@ -76,8 +73,6 @@ async def exited(process: ProcessId) -> int | None:
         status = exit_status(process)
         status = _status_of(descriptor) if status is None else status
         return None if status is None else os.waitstatus_to_exitcode(status)
-    finally:
-        os.close(descriptor)
 
 
 def _status_of(descriptor: int) -> int | None:

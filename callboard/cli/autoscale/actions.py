@@ -19,7 +19,7 @@ from callboard.cli.local.plan import read_plan
 from callboard.cli.options import reading, wishes
 from callboard.cli.show import consoles, tables, words
 from callboard.cli.show.plain import plain
-from callboard.cli.show.printing import show_result
+from callboard.cli.show.printing import show_result, tell
 from callboard.cli.show.verb_guard import connected
 from callboard.client.client import Client
 from callboard.client.clusters import read_record
@@ -74,10 +74,6 @@ def run(
             scaler = Autoscaler(client, source, limits, tell, time.monotonic)
             tell(f"keeping {least} to {most} nodes at {client.address}")
             await scaler.run(lambda: _pause(pause_s, local[1] if local else None))
-
-    def tell(text: str) -> None:
-        if not wishes.quiet:
-            consoles.stderr().print(text, soft_wrap=True)
 
     def _local(cluster: str) -> tuple[str, LocalProvider]:
         directory = cluster_to_grow(cluster)

@@ -14,7 +14,7 @@ import grpc.aio
 import typer
 
 from callboard.agents.agent import run_agent
-from callboard.agents.options import MAX_HARDWARE, AgentOptions, OptionError
+from callboard.agents.options import MAX_HARDWARE, AgentOptions
 from callboard.cli.local.ports import usable_port
 from callboard.cli.options import Stated, read_stated, reading
 from callboard.cli.show import consoles

@@ -8,10 +8,9 @@ from callboard.cli.cluster.local_failures import run_locally
 from callboard.cli.local.growth import Added, add_worker, end_worker, running_workers
 from callboard.cli.local.interrupts import Interrupts
 from callboard.cli.nodes.actions import at_once, emptied
-from callboard.cli.options import wishes
-from callboard.cli.show import consoles, words
+from callboard.cli.show import words
 from callboard.cli.show.exits import BAD_INPUT, UNREACHABLE, CommandFailed
-from callboard.cli.show.printing import done
+from callboard.cli.show.printing import done, tell
 from callboard.cli.show.verb_guard import failing_in_words, with_client
 from callboard.client.client import Client
 from callboard.client.clusters import read_record, running_clusters
@@ -22,11 +21,9 @@ def add(*, name: str, timeout_s: float, lock_pause_s: float) -> None:
     """Adds a node and waits until it takes work."""
 
     async def main(_: Interrupts) -> Added:
-        return await add_worker(cluster_to_grow(name), tell, timeout_s=timeout_s, lock_pause_s=lock_pause_s)
-
-    def tell(text: str) -> None:
-        if not wishes.quiet:
-            consoles.stderr().print(f"{text} …")
+        return await add_worker(
+            cluster_to_grow(name), lambda text: tell(f"{text} …"), timeout_s=timeout_s, lock_pause_s=lock_pause_s
+        )
 
     added = run_locally(main)
     has = words.amounts(added.node.capacity)

@@ -28,7 +28,7 @@ from callboard.cli.show import consoles
 from callboard.cli.show.exits import BAD_INPUT, INTERRUPTED, CommandFailed
 from callboard.cli.show.gpu_picture import GpuPicture
 from callboard.cli.show.plain import plain
-from callboard.cli.show.printing import done, show_result
+from callboard.cli.show.printing import done, show_result, tell
 from callboard.cli.show.verb_guard import failing_in_words
 from callboard.client.client import Client
 from callboard.client.clusters import ClusterRecord, cluster_directory, recorded_clusters, running_clusters
@@ -72,10 +72,6 @@ def up(
     shapes = _shapes(nodes, said.nodes, roles, counted=counted, plan=wanted)
     agents = len(shapes) or wanted.agents
     dealt, agents, gpus = deal_gpus(machine_gpus, shapes, agents=agents, gpus=wanted.gpus, stated=counted)
-
-    def tell(text: str) -> None:
-        if not wishes.quiet:
-            consoles.stderr().print(text, soft_wrap=True)
 
     plan = replace(
         wanted,

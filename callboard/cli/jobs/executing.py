@@ -11,10 +11,10 @@ import threading
 import tty as terminals
 from collections.abc import Iterator, Sequence
 from contextlib import aclosing, contextmanager, nullcontext, suppress
-from functools import partial
 
 import typer
 
+from callboard.cli.local.interrupts import taking
 from callboard.cli.show import consoles
 from callboard.cli.show.exits import FAILED, INTERRUPTED
 from callboard.cli.show.verb_guard import with_client
@@ -182,25 +182,20 @@ def _raw() -> Iterator[None]:
 
 @contextmanager
 def _resizing(session: ExecSession) -> Iterator[None]:
-    loop = asyncio.get_running_loop()
     tasks: set[asyncio.Task[None]] = set()
 
-    def resized() -> None:
-        task = loop.create_task(session.resize(*_size()))
+    def resized(_: signal.Signals) -> None:
+        task = asyncio.create_task(session.resize(*_size()))
         tasks.add(task)
         task.add_done_callback(tasks.discard)
 
-    loop.add_signal_handler(signal.SIGWINCH, resized)
-    try:
+    with taking([signal.SIGWINCH], resized):
         yield
-    finally:
-        loop.remove_signal_handler(signal.SIGWINCH)
 
 
 @contextmanager
 def _signals_passed(session: ExecSession) -> Iterator[None]:
     """Ctrl-C and SIGTERM go to the program, as in a shell; a second one ends this process, and the program with it."""
-    loop = asyncio.get_running_loop()
     waiting = asyncio.current_task()
     assert waiting is not None
     tasks: list[asyncio.Task[None]] = []
@@ -208,20 +203,15 @@ def _signals_passed(session: ExecSession) -> Iterator[None]:
     def take(number: signal.Signals) -> None:
         if tasks:
             waiting.cancel()
-        tasks.append(loop.create_task(session.signal(number)))
+        tasks.append(asyncio.create_task(session.signal(number)))
 
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    for number in numbers:
-        loop.add_signal_handler(number, partial(take, number))
     try:
-        yield
+        with taking((signal.SIGINT, signal.SIGTERM), take):
+            yield
     except asyncio.CancelledError:
         if len(tasks) > 1:
             raise typer.Exit(INTERRUPTED) from None
         raise
-    finally:
-        for number in numbers:
-            loop.remove_signal_handler(number)
 
 
 def _size() -> tuple[int, int]:

@@ -10,7 +10,6 @@ import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
-from functools import partial
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -18,6 +17,7 @@ import typer
 
 from callboard.cli.jobs.executing import interact, tell
 from callboard.cli.layouts.config_source import read_text
+from callboard.cli.local.interrupts import taking
 from callboard.cli.options import reading, wishes
 from callboard.cli.show.exits import FAILED, INTERRUPTED
 from callboard.cli.show.failures import EXPECTED, failure_of
@@ -223,7 +223,6 @@ class _Following:
 @contextmanager
 def _cancelling(jobs: Sequence[JobHandle]) -> Iterator[None]:
     """Ctrl-C and SIGTERM cancel the jobs, a second one at once; after a third nobody waits for them."""
-    loop = asyncio.get_running_loop()
     waiting = asyncio.current_task()
     assert waiting is not None
     cancels: list[asyncio.Task[Any]] = []
@@ -239,20 +238,16 @@ def _cancelling(jobs: Sequence[JobHandle]) -> Iterator[None]:
         tell(text)
         grace = None if asked == 1 else 0
         reason = f"`callboard run` got {number.name}"
-        cancels.extend(loop.create_task(_cancel(each, reason, grace)) for each in jobs)
+        cancels.extend(asyncio.create_task(_cancel(each, reason, grace)) for each in jobs)
 
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    for number in numbers:
-        loop.add_signal_handler(number, partial(take, number))
     try:
-        yield
+        with taking((signal.SIGINT, signal.SIGTERM), take):
+            yield
     except asyncio.CancelledError:
         if asked <= 2:
             raise
         raise typer.Exit(INTERRUPTED) from None
     finally:
-        for number in numbers:
-            loop.remove_signal_handler(number)
         for task in cancels:
             task.cancel()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -63,19 +63,27 @@ def run_interruptible(main: Callable[[Interrupts], Coroutine[Any, Any, Result]])
 
     async def outer() -> Result:
         interrupts = Interrupts()
-        loop = asyncio.get_running_loop()
         task = asyncio.ensure_future(main(interrupts))
         interrupts.watch(task)
-        for number in _SIGNALS:
-            loop.add_signal_handler(number, interrupts.take, number)
         try:
-            return await task
+            with taking(_SIGNALS, interrupts.take):
+                return await task
         except asyncio.CancelledError:
             if interrupts.received is None:
                 raise
             raise KeyboardInterrupt from None
-        finally:
-            for number in _SIGNALS:
-                loop.remove_signal_handler(number)
 
     return asyncio.run(outer())
+
+
+@contextmanager
+def taking(numbers: Sequence[signal.Signals], take: Callable[[signal.Signals], object]) -> Iterator[None]:
+    """Gives signals to ``take`` as long as the block runs."""
+    loop = asyncio.get_running_loop()
+    for number in numbers:
+        loop.add_signal_handler(number, take, number)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)

@@ -52,6 +52,14 @@ def done(value: Message | Mapping[str, Any], text: str) -> None:
         consoles.stderr().print(text)
 
 
+def tell(text: str) -> None:
+    """Says on stderr what happens, unless people want quiet."""
+    from callboard.cli.show import consoles  # noqa: PLC0415 - as above
+
+    if not wishes.quiet:
+        consoles.stderr().print(text, soft_wrap=True)
+
+
 def show_result(value: Any, picture: Callable[[bool], RenderableType], *, empty: str = "") -> None:
     """Prints a result.
 

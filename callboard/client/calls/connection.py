@@ -24,7 +24,7 @@ import grpc.aio
 from callboard.client.calls.methods import Fields, Method, Request, Response
 from callboard.client.errors import OlderController, RequestTooLarge, Unreachable
 from callboard.model.durations import Backoff
-from callboard.security.dialing import FindToken, open_channel
+from callboard.security.dialing import KEEPALIVE, FindToken, open_channel
 from callboard.security.tls import TlsFiles
 from callboard.wire.errors import error_from_rpc, is_answer, parse_error, was_unconnected, why_lost
 from callboard.wire.refusals import CallboardError, DeadlineExceeded, ErrorReason, InternalError
@@ -66,10 +66,7 @@ def reconnect_backoff() -> Backoff:
 
 
 _OPTIONS: tuple[tuple[str, int], ...] = (
-    # Shorter than the 40 s a cut link went unnoticed; the server's minimum is set to match (docs/agents.md).
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
-    ("grpc.keepalive_permit_without_calls", 1),
+    *KEEPALIVE,
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 2_000),
