@@ -44,56 +44,33 @@ class ClusterGone(Exception):
         self.directory = directory
 
 
-class ClusterLock:
-    """The lock on a cluster's directory; see :func:`cluster_lock`."""
+def take_cluster_lock(directory: Path, what: str) -> int:
+    """Takes the lock; returns a descriptor, to close which gives it back.
 
-    def __init__(self, directory: Path, what: str) -> None:
-        self._path = directory / LOCK_NAME
-        self._what = what
-        self._fd: int | None = None
+    Args:
+        directory: of the cluster.
+        what: what it is taken for, for others' messages.
 
-    def take(self) -> bool:
-        """Takes the lock if nobody has it.
-
-        Raises:
-            ClusterGone: the directory is not there any more.
-        """
-        try:
-            self._fd = take_lock(self._path, f"{self._what} (pid {os.getpid()})")
-        except FileNotFoundError:
-            # Also where the directory went between the opening and the lock: that is the lock of nothing.
-            raise ClusterGone(self._path.parent) from None
-        except Held:
-            return False
-        return True
-
-    def holder(self) -> str:
-        """Who has it, as far as that is known."""
-        try:
-            return self._path.read_text(encoding="utf-8") or "another program"
-        except FileNotFoundError:
-            return "another program"
-
-    def give_back(self) -> None:
-        if self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
+    Raises:
+        Held: somebody else has it.
+        ClusterGone: the directory is not there any more.
+    """
+    try:
+        return take_lock(directory / LOCK_NAME, f"{what} (pid {os.getpid()})")
+    except FileNotFoundError:
+        # Also where the directory went between the opening and the lock: that is the lock of nothing.
+        raise ClusterGone(directory) from None
 
 
 @asynccontextmanager
 async def cluster_lock(
-    directory: Path,
-    what: str,
-    *,
-    attempts: int = ATTEMPTS,
-    pause_s: float = PAUSE_S,
-    tell: Callable[[int, int, str], None] | None = None,
-) -> AsyncIterator[ClusterLock]:
+    directory: Path, what: str, *, pause_s: float = PAUSE_S, tell: Callable[[int, int, str], None] | None = None
+) -> AsyncIterator[None]:
     """Holds the lock on a cluster's directory while the block runs.
 
     Args:
+        directory: of the cluster.
         what: what the block does, for others' messages.
-        attempts: how often to try.
         pause_s: seconds between attempts.
         tell: told of every attempt that failed: its number, how many there are, who has the lock.
 
@@ -101,17 +78,17 @@ async def cluster_lock(
         ClusterLocked: somebody else had it every time.
         ClusterGone: the directory is not there any more.
     """
-    mine = ClusterLock(directory, what)
-    for number in range(1, attempts + 1):
-        if mine.take():
+    for number in range(1, ATTEMPTS + 1):
+        try:
+            lock = take_cluster_lock(directory, what)
             break
-        if tell is not None:
-            tell(number, attempts, mine.holder())
-        if number < attempts:
-            await asyncio.sleep(pause_s)  # The kernel tells nobody that a lock is free again.
-    else:
-        raise ClusterLocked(directory / LOCK_NAME, mine.holder(), attempts)
+        except Held as held:
+            if tell is not None:
+                tell(number, ATTEMPTS, held.holder)
+            if number == ATTEMPTS:
+                raise ClusterLocked(directory / LOCK_NAME, held.holder, ATTEMPTS) from None
+        await asyncio.sleep(pause_s)  # The kernel tells nobody that a lock is free again.
     try:
-        yield mine
+        yield
     finally:
-        mine.give_back()
+        os.close(lock)

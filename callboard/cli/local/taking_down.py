@@ -14,11 +14,12 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from callboard.cli.local.children import StillRunning, end_politely, kill_trees
-from callboard.cli.local.cluster_lock import ClusterGone, ClusterLock
+from callboard.cli.local.cluster_lock import ClusterGone, take_cluster_lock
 from callboard.cli.local.plan import network_of
 from callboard.cli.local.ports import is_taken, listeners, listening_in
 from callboard.cli.local.records import UP_ROLE, remove_directory
 from callboard.client.clusters import CONTROLLER_ROLE, ClusterRecord, read_record, recorded_clusters
+from callboard.security.places import Held
 from callboard.security.processes import ProcessId, descendants, marked, process_table
 
 AGENT_GRACE_S = 25.0
@@ -76,7 +77,7 @@ async def end_cluster(record: ClusterRecord, *, hurry: asyncio.Event) -> None:
     Raises:
         Leftovers: something is left.
     """
-    async with _last_turn(record.directory, hurry):
+    async with _last_lock(record.directory, hurry):
         # Others may have added nodes to it since.
         await _end_recorded(read_record(record.directory) or record, hurry=hurry)
 
@@ -128,19 +129,22 @@ async def sweep(base: Path) -> None:
 
 
 @asynccontextmanager
-async def _last_turn(directory: Path, hurry: asyncio.Event) -> AsyncIterator[None]:
+async def _last_lock(directory: Path, hurry: asyncio.Event) -> AsyncIterator[None]:
     """Keeps others from adding nodes while the block runs; after it there is nothing to add to."""
-    mine = ClusterLock(directory, "`callboard down`")
+    lock: int | None = None
     try:
         # Its files may be gone already; processes need not be.
         with suppress(ClusterGone):
             for _ in range(round(TURN_S / _LOOK_S)):
-                if mine.take() or hurry.is_set():
+                with suppress(Held):
+                    lock = take_cluster_lock(directory, "`callboard down`")
+                if lock is not None or hurry.is_set():
                     break
                 await asyncio.sleep(_LOOK_S)  # The kernel tells nobody that a lock is free again.
         yield
     finally:
-        mine.give_back()
+        if lock is not None:
+            os.close(lock)
 
 
 async def _end_group(group: Sequence[ProcessId], grace_s: float, hurry: asyncio.Event, tree: set[ProcessId]) -> None:
