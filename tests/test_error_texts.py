@@ -66,6 +66,12 @@ def calls(path: Path) -> Iterator[ast.Call]:
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
             yield node.exc
+        elif isinstance(node, ast.ClassDef) and "CommandFailed" in map(ast.unparse, node.bases):
+            yield from (
+                ast.copy_location(ast.Call(ast.Name("CommandFailed"), made.args, made.keywords), made)
+                for made in ast.walk(node)
+                if isinstance(made, ast.Call) and ast.unparse(made.func) == "super().__init__"
+            )
         elif isinstance(node, ast.Call) and MADE_BY.fullmatch(ast.unparse(node.func).rpartition(".")[2]):
             yield node
 

@@ -8,8 +8,7 @@ from pathlib import Path
 import typer
 
 from callboard.cli.cluster.checks import check_nodes, deal_gpus
-from callboard.cli.cluster.local_failures import run_locally
-from callboard.cli.local.interrupts import Interrupts
+from callboard.cli.local.interrupts import Interrupts, run_locally
 from callboard.cli.local.plan import ClusterPlan
 from callboard.cli.options import wishes
 from callboard.cli.show import consoles, printing

@@ -16,10 +16,9 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from callboard.agents.system.process_tree import send_signal
-from callboard.cli.cluster.local_failures import LOCAL_ERRORS, in_words
 from callboard.cli.cluster.start_progress import StartProgress
 from callboard.cli.local.cluster import LocalCluster
-from callboard.cli.local.growth import Added, add_worker, end_worker
+from callboard.cli.local.growth import add_worker, end_worker
 from callboard.cli.local.interrupts import Interrupts
 from callboard.cli.local.machine_gpus import machine_gpus
 from callboard.cli.local.plan import ClusterPlan
@@ -159,7 +158,8 @@ async def _with_happenings(
     await _train(loop, options.steps)
 
     loop.story.say("🎬 Adding a worker", apart=True)
-    added, grew = await _training_on(loop, _added(plan), lambda: len(loop.ready) > start, JOIN_S)
+    adding = add_worker(plan.directory, lambda _: None, timeout_s=JOIN_S, lock_pause_s=0.2)
+    added, grew = await _training_on(loop, adding, lambda: len(loop.ready) > start, JOIN_S)
     checks.append((f"the training grew to {start + 1} actors", grew))
     await _train(loop, options.steps)
 
@@ -224,13 +224,6 @@ async def _training_on(
         # What is half done is taken back before the cluster goes.
         task.cancel()
         await asyncio.wait([task])
-
-
-async def _added(plan: ClusterPlan) -> Added:
-    try:
-        return await add_worker(plan.directory, lambda _: None, timeout_s=JOIN_S, lock_pause_s=0.2)
-    except LOCAL_ERRORS as error:
-        raise in_words(error) from error
 
 
 def _plan(options: ElasticOptions) -> ClusterPlan:

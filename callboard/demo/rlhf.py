@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from callboard.cli.cluster.local_failures import in_words
 from callboard.cli.cluster.start_progress import StartProgress
 from callboard.cli.local.children import ChildEnded
 from callboard.cli.local.cluster import LocalCluster, NotReady
@@ -77,7 +76,7 @@ async def play(options: DemoOptions, story: Story, interrupts: Interrupts) -> li
         except (ChildEnded, NotReady) as error:
             if not address:
                 raise
-            story.attempt_failed(f"Ray at {address}", in_words(error).failure)
+            story.attempt_failed(f"Ray at {address}", error.failure)
             continue
         break
     story.verdicts(verdicts, time.monotonic() - began)

@@ -162,8 +162,9 @@ async def test_a_taken_port_of_the_dashboard_is_named_before_anything_starts(tmp
         plan = ClusterPlan(name="c", directory=tmp_path / "c", port=free_port(), dashboard_port=port, block=77)
         with StartProgress(1) as progress:
             cluster = LocalCluster(plan, progress, hurry=asyncio.Event())
-            with pytest.raises(PortTaken, match=f"port {port} on 127.0.0.1, needed by Ray's dashboard"):
+            with pytest.raises(PortTaken, match=f"Port {port} on 127.0.0.1") as raised:
                 await cluster.start(10)
+    assert raised.value.failure.why == "It is the one for Ray's dashboard."
     assert not plan.directory.exists()
 
 

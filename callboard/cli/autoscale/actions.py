@@ -12,9 +12,8 @@ from rich.table import Table
 from callboard.cli.autoscale.loop import Autoscaler, Limits, Provider
 from callboard.cli.autoscale.providers import CommandProvider, LocalProvider
 from callboard.cli.cluster.growing import cluster_to_grow
-from callboard.cli.cluster.local_failures import in_words, run_locally
 from callboard.cli.local.growth import NotGrowable
-from callboard.cli.local.interrupts import Interrupts
+from callboard.cli.local.interrupts import Interrupts, run_locally
 from callboard.cli.local.plan import read_plan
 from callboard.cli.options import reading, wishes
 from callboard.cli.show import consoles, tables, words
@@ -80,7 +79,7 @@ def run(
         plan, record = read_plan(directory), read_record(directory)
         if plan is None or record is None:
             assert record is not None, "a running cluster has a record"
-            raise in_words(NotGrowable(record))
+            raise NotGrowable(record)
         return plan.controller, LocalProvider(directory, plan, tell)
 
     def ended() -> int:

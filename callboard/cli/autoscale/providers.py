@@ -13,10 +13,10 @@ from pathlib import Path
 
 from callboard.cli.autoscale.loop import ProviderFailed
 from callboard.cli.autoscale.sizing import Room
-from callboard.cli.cluster.local_failures import LOCAL_ERRORS, in_words
 from callboard.cli.local.cluster_lock import ClusterGone
 from callboard.cli.local.growth import add_worker, end_worker, running_workers
 from callboard.cli.local.plan import ClusterPlan
+from callboard.cli.show.exits import CommandFailed
 from callboard.client.calls.cluster_calls import id_of
 from callboard.client.client import Client
 from callboard.client.clusters import read_record
@@ -75,9 +75,8 @@ class LocalProvider:
     async def add(self) -> str:
         try:
             added = await add_worker(self._directory, self._tell, timeout_s=JOIN_S, lock_pause_s=1.0)
-        except LOCAL_ERRORS as error:
-            failure = in_words(error).failure
-            raise ProviderFailed(f"{failure.what} {failure.why}") from error
+        except CommandFailed as error:
+            raise ProviderFailed(f"{error.failure.what} {error.failure.why}") from error
         return id_of(added.node)
 
     async def remove(self, node_id: str) -> None:

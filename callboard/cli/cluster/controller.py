@@ -11,7 +11,7 @@ from typing import Self
 
 import typer
 
-from callboard.cli.local.records import AlreadyUp, claim_directory, remove_directory
+from callboard.cli.local.records import claim_directory, remove_directory
 from callboard.cli.options import Stated, read_stated
 from callboard.client.clusters import CONTROLLER_ROLE, ClusterRecord, cluster_directory, write_record
 from callboard.controller.journal.database import STORE_VARIABLE, check_url
@@ -160,12 +160,7 @@ class _Registration:
             return
         name = f"controller-{address.rpartition(':')[2]}"
         directory = cluster_directory(name, run_directory())
-        try:
-            claim_directory(directory)
-        except AlreadyUp as error:
-            from callboard.cli.cluster.local_failures import in_words  # noqa: PLC0415 - as below
-
-            raise in_words(error) from error
+        claim_directory(directory)
         self._directory = directory
         record = ClusterRecord(name=name, controller=address, directory=directory)
         if (ourselves := identify(os.getpid())) is not None:

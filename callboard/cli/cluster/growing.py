@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from callboard.cli.cluster.local_failures import run_locally
 from callboard.cli.local.growth import Added, add_worker, end_worker, running_workers
-from callboard.cli.local.interrupts import Interrupts
+from callboard.cli.local.interrupts import Interrupts, run_locally
 from callboard.cli.nodes.actions import at_once, emptied
 from callboard.cli.show import words
 from callboard.cli.show.exits import BAD_INPUT, UNREACHABLE, CommandFailed

@@ -16,10 +16,9 @@ from rich.text import Text
 
 from callboard.agents.ray.ray_command import free_port
 from callboard.cli.cluster.checks import check_name, check_nodes, deal_gpus, shapes_of
-from callboard.cli.cluster.local_failures import run_locally
 from callboard.cli.cluster.start_progress import StartProgress
 from callboard.cli.local.cluster import LocalCluster
-from callboard.cli.local.interrupts import Interrupts
+from callboard.cli.local.interrupts import Interrupts, run_locally
 from callboard.cli.local.plan import ClusterPlan, NodeShape, free_block
 from callboard.cli.local.ports import usable_port
 from callboard.cli.local.taking_down import take_down

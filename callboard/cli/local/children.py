@@ -21,25 +21,34 @@ from typing import Any, TypeVar
 
 from callboard.agents.system.process_tree import end_tree, send_signal
 from callboard.agents.system.processes import exited
+from callboard.cli.show.exits import BAD_INPUT, FAILED, UNREACHABLE, CommandFailed
 from callboard.security.processes import ProcessId, identify
 
 Result = TypeVar("Result")
 
 
-class ChildEnded(Exception):
+class ChildEnded(CommandFailed):
     """A program of the cluster ended by itself.
 
     Attributes:
         exit_code: its exit code; negative: the signal that killed it.
-        log: the file with all of it.
     """
 
-    def __init__(self, *, role: str, exit_code: int, last_lines: tuple[str, ...], log: Path) -> None:
-        super().__init__(f"{role} ended with {exit_code}")
-        self.role = role
+    def __init__(self, role: str, exit_code: int, last_lines: Iterable[str]) -> None:
+        """
+        Args:
+            role: which program.
+            exit_code: its exit code.
+            last_lines: of its output.
+        """
+        how = f"was killed by signal {-exit_code}" if exit_code < 0 else f"ended with exit code {exit_code}"
+        super().__init__(
+            f"The {role} {how}.",
+            "\n       ".join(("its last lines were:", *last_lines)),
+            "Correct what it says and start again.",
+            exit_code if exit_code in (BAD_INPUT, UNREACHABLE) else FAILED,
+        )
         self.exit_code = exit_code
-        self.last_lines = last_lines
-        self.log = log
 
 
 class Child:
@@ -71,7 +80,7 @@ class Child:
     async def ended(self) -> ChildEnded:
         """Waits for its end and says how it ended."""
         await exited(self.process)
-        return ChildEnded(role=self.role, exit_code=self._popen.wait(), last_lines=self.last_lines(), log=self.log)
+        return ChildEnded(self.role, self._popen.wait(), self.last_lines())
 
     def last_lines(self, count: int = 15) -> tuple[str, ...]:
         with self.log.open(encoding="utf-8", errors="replace") as lines:

@@ -24,6 +24,7 @@ from callboard.cli.local.plan import ClusterPlan, write_plan
 from callboard.cli.local.ports import is_taken
 from callboard.cli.local.records import UP_ROLE, check_free, claim_directory
 from callboard.cli.local.taking_down import end_cluster, sweep
+from callboard.cli.show.exits import CommandFailed
 from callboard.client.calls.cluster_calls import id_of
 from callboard.client.client import Client
 from callboard.client.clusters import CONTROLLER_ROLE, ClusterRecord, read_record, running_clusters, write_record
@@ -32,36 +33,43 @@ from callboard.security.tokens import forget_stated_token
 from callboard.v1.node_pb2 import Node, NodeState
 
 
-class PortTaken(Exception):
-    """A port that the cluster needs is in use.
-
-    Attributes:
-        port: the port.
-        cluster: name of the cluster of this machine whose controller listens there; empty: somebody else does.
-    """
+class PortTaken(CommandFailed):
+    """A port that the cluster needs is in use."""
 
     def __init__(self, host: str, port: int, needed_by: str, cluster: str = "") -> None:
-        super().__init__(f"port {port} on {host}, needed by {needed_by}, is in use")
-        self.host = host
-        self.port = port
-        self.needed_by = needed_by
-        self.cluster = cluster
+        """
+        Args:
+            host: address that it is of.
+            port: the port.
+            needed_by: what would listen there.
+            cluster: name of the cluster of this machine whose controller listens there; empty: somebody else does.
+        """
+        by = f"; the controller of cluster {cluster} listens there" if cluster else ""
+        super().__init__(
+            f"Port {port} on {host} is in use.",
+            f"It is the one for {needed_by}{by}.",
+            "Choose another (--port, --ray-port, --dashboard-port, --port-base), or end what listens there.",
+        )
 
 
-class NotReady(Exception):
-    """The cluster was not ready in time.
+class NotReady(CommandFailed):
+    """The cluster was not ready in time."""
 
-    Attributes:
-        timeout_s: how long was waited; None: waiting longer would not help.
-        missing: what was missing, a sentence each.
-    """
-
-    def __init__(self, timeout_s: float | None, missing: Sequence[str], directory: Path) -> None:
-        within = "" if timeout_s is None else f" within {timeout_s:g} s"
-        super().__init__(f"not ready{within}: {'; '.join(missing)}")
-        self.timeout_s = timeout_s
-        self.missing = tuple(missing)
-        self.directory = directory
+    def __init__(self, timeout_s: float | None, missing: Sequence[str]) -> None:
+        """
+        Args:
+            timeout_s: how long was waited; None: waiting longer would not help.
+            missing: what was missing, a sentence each.
+        """
+        super().__init__(
+            "The cluster can't get ready."
+            if timeout_s is None
+            else f"The cluster was not ready within {timeout_s:g} s.",
+            f"{'; '.join(missing)}.",
+            "Correct what it says and start again."
+            if timeout_s is None
+            else "Give it longer with --timeout; run `callboard controller` and `callboard agent` by hand to see more.",
+        )
 
 
 class Observer(Protocol):
@@ -143,7 +151,7 @@ class LocalCluster:
                         )
                     return await unless_ended(self._all_ready(client), self._children)
             except TimeoutError:
-                raise NotReady(timeout_s, await self._missing(client), self.plan.directory) from None
+                raise NotReady(timeout_s, await self._missing(client)) from None
 
     async def run(self) -> None:
         """Runs until a program ends by itself that the others can't do without: the controller, Ray's head.
@@ -226,7 +234,7 @@ class LocalCluster:
         nodes = await client.list_nodes()
         self._observer.nodes(nodes)
         if any(node.ray_fault.permanent for node in nodes):
-            raise NotReady(None, await self._missing(client), self.plan.directory)
+            raise NotReady(None, await self._missing(client))
         return nodes
 
     async def _missing(self, client: Client) -> list[str]:

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from callboard.cli.show.exits import UNREACHABLE, CommandFailed
 from callboard.security.places import Held, take_lock
 
 LOCK_NAME = "lock"
@@ -21,27 +22,27 @@ PAUSE_S = 3.0
 holds it for the whole start."""
 
 
-class ClusterLocked(Exception):
-    """The lock could not be had.
+class ClusterLocked(CommandFailed):
+    """The lock could not be had."""
 
-    Attributes:
-        holder: who has it, as it said itself.
-        attempts: how often it was tried.
-    """
-
-    def __init__(self, path: Path, holder: str, attempts: int) -> None:
-        super().__init__(f"{path} is held by {holder} after {attempts} attempts")
-        self.path = path
-        self.holder = holder
-        self.attempts = attempts
+    def __init__(self, path: Path, holder: str) -> None:
+        super().__init__(
+            "Failed to get the lock of the cluster.",
+            f"{path} is held by {holder}; {ATTEMPTS} attempts were made.",
+            "Try again once that is over.",
+        )
 
 
-class ClusterGone(Exception):
+class ClusterGone(CommandFailed):
     """The cluster was ended while its lock was waited for."""
 
     def __init__(self, directory: Path) -> None:
-        super().__init__(f"the cluster of {directory} was ended meanwhile")
-        self.directory = directory
+        super().__init__(
+            "The cluster does not run any more.",
+            f"Nothing of it is left in {directory}.",
+            "Start one with `callboard up` or scripts/start_ray_cluster.sh.",
+            UNREACHABLE,
+        )
 
 
 def take_cluster_lock(directory: Path, what: str) -> int:
@@ -78,16 +79,18 @@ async def cluster_lock(
         ClusterLocked: somebody else had it every time.
         ClusterGone: the directory is not there any more.
     """
-    for number in range(1, ATTEMPTS + 1):
+    lock: int | None = None
+    number = 0
+    while lock is None:
+        number += 1
         try:
             lock = take_cluster_lock(directory, what)
-            break
         except Held as held:
             if tell is not None:
                 tell(number, ATTEMPTS, held.holder)
             if number == ATTEMPTS:
-                raise ClusterLocked(directory / LOCK_NAME, held.holder, ATTEMPTS) from None
-        await asyncio.sleep(pause_s)  # The kernel tells nobody that a lock is free again.
+                raise ClusterLocked(directory / LOCK_NAME, held.holder) from None
+            await asyncio.sleep(pause_s)  # The kernel tells nobody that a lock is free again.
     try:
         yield
     finally:

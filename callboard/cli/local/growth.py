@@ -22,6 +22,7 @@ from callboard.cli.local.plan import ClusterPlan, read_plan
 from callboard.cli.local.ports import is_taken, listeners
 from callboard.cli.local.records import UP_ROLE
 from callboard.cli.local.taking_down import AGENT_GRACE_S, AGENT_MARK
+from callboard.cli.show.exits import CommandFailed
 from callboard.client.calls.cluster_calls import GONE, id_of
 from callboard.client.client import Client
 from callboard.client.clusters import ClusterRecord, read_record, write_record
@@ -29,27 +30,34 @@ from callboard.security.processes import ProcessId, descendants, marked, process
 from callboard.v1.node_pb2 import Node, NodeState
 
 
-class NotGrowable(Exception):
+class NotGrowable(CommandFailed):
     """The cluster was not started by `up`: nobody here knows what another node of it should be."""
 
     def __init__(self, record: ClusterRecord) -> None:
-        super().__init__(f"cluster {record.name} was not started by `callboard up`")
-        self.record = record
+        super().__init__(
+            f"Cluster {record.name} can't be added to from here.",
+            "It was not started by `callboard up`, so what another node of it should be is not known.",
+            f"Start one with `callboard agent --controller {record.controller}`.",
+        )
 
 
-class NoPlaceLeft(Exception):
-    """Every GPU of the machine (or every address) has its node.
+class NoPlaceLeft(CommandFailed):
+    """Every GPU of the machine (or every address) has its node."""
 
-    Attributes:
-        gpus: ids of the machine's GPUs.
-        holders: (GPU ids, node) of each place that is taken.
-    """
-
-    def __init__(self, gpus: Sequence[str], per_node: int, holders: Sequence[tuple[str, str]]) -> None:
-        super().__init__(f"every place of {len(holders)} is taken")
-        self.gpus = tuple(gpus)
-        self.per_node = per_node
-        self.holders = tuple(holders)
+    def __init__(self, gpus: Sequence[str], holders: Sequence[tuple[str, str]]) -> None:
+        """
+        Args:
+            gpus: ids of the machine's GPUs.
+            holders: (GPU ids, node) of each place that is taken.
+        """
+        taken = "; ".join(f"GPU {gpus} by {node}" if gpus else node for gpus, node in holders)
+        there = f"This machine has {', '.join(gpus)}. " if gpus else ""
+        super().__init__(
+            "No GPU is left on this machine." if gpus else "No place is left on this machine.",
+            f"{there}Taken: {taken}.",
+            "Let a node go (`callboard node drain NODE`, then end its agent), or add nodes on other machines with "
+            "`callboard agent`.",
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +111,7 @@ async def add_worker(directory: Path, tell: Callable[[str], None], *, timeout_s:
             node = await unless_ended(_ready(client, plan.node_id(rank), revision), [child])
     except TimeoutError:
         await _take_back(child)
-        raise NotReady(timeout_s, [f"{plan.node_id(rank)} does not take work"], plan.directory) from None
+        raise NotReady(timeout_s, [f"{plan.node_id(rank)} does not take work"]) from None
     except BaseException:
         await _take_back(child)
         raise
@@ -152,7 +160,7 @@ def _lowest_free(plan: ClusterPlan, record: ClusterRecord, nodes: Sequence[Node]
         if not holder:
             return rank
         holders.append((", ".join(gpus), holder))
-    raise NoPlaceLeft(plan.machine_gpus, plan.shape(plan.places).gpus, holders)
+    raise NoPlaceLeft(plan.machine_gpus, holders)
 
 
 def _holder(node_id: str, agent: ProcessId | None, live: Sequence[Node], gpus: Sequence[str], host: str) -> str:

@@ -8,6 +8,11 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+import typer
+
+from callboard.cli.show.exits import INTERRUPTED
+from callboard.cli.show.verb_guard import failing_in_words
+
 Result = TypeVar("Result")
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -87,3 +92,18 @@ def taking(numbers: Sequence[signal.Signals], take: Callable[[signal.Signals], o
     finally:
         for number in numbers:
             loop.remove_signal_handler(number)
+
+
+def run_locally(
+    main: Callable[[Interrupts], Coroutine[Any, Any, Result]], interrupted: Callable[[], int] = lambda: INTERRUPTED
+) -> Result:
+    """Runs what works on a cluster of this machine, and tells in words what fails.
+
+    Args:
+        interrupted: called when a signal ended it; returns the exit code.
+    """
+    with failing_in_words():
+        try:
+            return run_interruptible(main)
+        except KeyboardInterrupt:
+            raise typer.Exit(interrupted()) from None

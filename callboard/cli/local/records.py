@@ -6,6 +6,7 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
+from callboard.cli.show.exits import CommandFailed
 from callboard.client.clusters import ClusterRecord, read_record
 from callboard.security.places import make_private
 from callboard.security.tokens import tidy
@@ -14,12 +15,17 @@ UP_ROLE = "up"
 """Role of the program that watches over a cluster."""
 
 
-class AlreadyUp(Exception):
+class AlreadyUp(CommandFailed):
     """A cluster of that name runs on this machine."""
 
     def __init__(self, record: ClusterRecord) -> None:
-        super().__init__(f"cluster {record.name} runs at {record.controller}")
-        self.record = record
+        super().__init__(
+            f"Cluster {record.name} is up already.",
+            f"Its controller is at {record.controller}."
+            if record.is_running()
+            else f"Its controller, at {record.controller}, has ended; the rest of it may still run.",
+            f"End it with `callboard down {record.name}`, or start another with --name and --port.",
+        )
 
 
 def check_free(directory: Path) -> None:

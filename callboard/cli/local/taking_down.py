@@ -18,6 +18,7 @@ from callboard.cli.local.cluster_lock import ClusterGone, take_cluster_lock
 from callboard.cli.local.plan import network_of
 from callboard.cli.local.ports import is_taken, listeners, listening_in
 from callboard.cli.local.records import UP_ROLE, remove_directory
+from callboard.cli.show.exits import CommandFailed
 from callboard.client.clusters import CONTROLLER_ROLE, ClusterRecord, read_record, recorded_clusters
 from callboard.security.places import Held
 from callboard.security.processes import ProcessId, descendants, marked, process_table
@@ -44,7 +45,7 @@ AGENT_MARK = "CALLBOARD_AGENT"
 """Variable that everything an agent starts carries, with the agent's run directory as its value."""
 
 
-class Leftovers(Exception):
+class Leftovers(CommandFailed):
     """Something of the cluster is left after its end.
 
     Attributes:
@@ -52,7 +53,9 @@ class Leftovers(Exception):
     """
 
     def __init__(self, what: Sequence[str]) -> None:
-        super().__init__("; ".join(what))
+        super().__init__(
+            "Not everything of the cluster could be removed.", f"{'; '.join(what)}.", "Look at what is left."
+        )
         self.what = tuple(what)
 
 
