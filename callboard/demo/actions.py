@@ -12,9 +12,8 @@ from callboard.cli.local.interrupts import Interrupts, run_locally
 from callboard.cli.local.plan import ClusterPlan
 from callboard.cli.options import wishes
 from callboard.cli.show import consoles, printing
-from callboard.cli.show.exits import FAILED, INTERRUPTED, NO_PLAN, CommandFailed
+from callboard.cli.show.exits import FAILED, INTERRUPTED
 from callboard.demo import elastic as elastic_demo
-from callboard.demo.acts import DoesNotFit
 from callboard.demo.rlhf import DemoOptions, as_plain, play
 from callboard.demo.story import Story, Verdict
 from callboard.demo.training_loop import TrainingStory
@@ -41,10 +40,7 @@ def rlhf(
     )
 
     async def main(interrupts: Interrupts) -> list[Verdict]:
-        try:
-            return await play(options, Story(console), interrupts)
-        except DoesNotFit as error:
-            raise _too_small(error) from error
+        return await play(options, Story(console), interrupts)
 
     verdicts = run_locally(main, _stopped)
     if as_json:
@@ -75,13 +71,3 @@ def elastic(*, as_json: bool, actor: str, role: str, agents: int, pace_s: float)
 def _stopped() -> int:
     consoles.stderr().print("Interrupted; nothing is left running.")
     return INTERRUPTED
-
-
-def _too_small(error: DoesNotFit) -> CommandFailed:
-    factor, why = error.tried[-1]
-    return CommandFailed(
-        "The demonstration fits this cluster at no scale.",
-        f"At the smallest, {factor}: {why}.",
-        "Give it more nodes (--agents) or larger ones (--cpus-per-node, --gpus-per-node).",
-        NO_PLAN,
-    )

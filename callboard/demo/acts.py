@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from callboard.cli.show import words
+from callboard.cli.show.exits import NO_PLAN, CommandFailed
 from callboard.client.client import Client
 from callboard.demo.stage import (
     CANCEL_TIMEOUT_S,
@@ -343,18 +344,6 @@ ACTS = (
 _REHEARSAL = "rehearsal"
 
 
-class DoesNotFit(Exception):
-    """The demonstration fits the cluster at no scale.
-
-    Attributes:
-        tried: (scale, why not) of each.
-    """
-
-    def __init__(self, tried: list[tuple[str, str]]) -> None:
-        super().__init__("; ".join(f"at {factor}: {why}" for factor, why in tried))
-        self.tried = tuple(tried)
-
-
 async def choose_scale(client: Client) -> tuple[Setting, list[tuple[str, str]]]:
     """The largest scale at which `validate_only` places everything at once.
 
@@ -362,7 +351,7 @@ async def choose_scale(client: Client) -> tuple[Setting, list[tuple[str, str]]]:
         The setting, and (scale, why not) of those that were too large.
 
     Raises:
-        DoesNotFit: it fits at no scale.
+        CommandFailed: it fits at no scale.
     """
     await client.create_pool({"name": _REHEARSAL})
     too_large: list[tuple[str, str]] = []
@@ -374,7 +363,13 @@ async def choose_scale(client: Client) -> tuple[Setting, list[tuple[str, str]]]:
             too_large.append((setting.factor, why))
     finally:
         await client.delete_pool(_REHEARSAL)
-    raise DoesNotFit(too_large)
+    factor, why = too_large[-1]
+    raise CommandFailed(
+        "The demonstration fits this cluster at no scale.",
+        f"At the smallest, {factor}: {why}.",
+        "Give it more nodes (--agents) or larger ones (--cpus-per-node, --gpus-per-node).",
+        NO_PLAN,
+    )
 
 
 async def open_house(stage: Stage, verdict: Verdict) -> None:

@@ -65,7 +65,7 @@ async def play(options: DemoOptions, story: Story, interrupts: Interrupts) -> li
 
     Raises:
         ChildEnded, NotReady: no cluster could be started.
-        DoesNotFit: the cluster is too small at every scale.
+        CommandFailed: the cluster is too small at every scale.
     """
     began = time.monotonic()
     verdicts: list[Verdict] = []

@@ -13,13 +13,14 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
+import typer
 
 from callboard.agents.ray.ray_command import free_port
 from callboard.cli.cluster.checks import deal_gpus
 from callboard.cli.local.cluster import PortTaken
 from callboard.cli.local.cluster_lock import LOCK_NAME
 from callboard.cli.local.growth import _check_ports, running_workers
-from callboard.cli.local.machine_gpus import BadGpus, MachineGpus, machine_gpus, shares
+from callboard.cli.local.machine_gpus import MachineGpus, machine_gpus, shares
 from callboard.cli.local.plan import PORTS_OF_A_NODE, ClusterPlan, read_plan, write_plan
 from callboard.client.clusters import ClusterRecord
 from callboard.demo.stage import settings
@@ -373,9 +374,9 @@ class TestPlan:
         assert machine_gpus("") == MachineGpus((), real=False)
         assert machine_gpus("2") == MachineGpus(("0", "1"), real=False)
         for text in ("0", "-1", "many", "²"):
-            with pytest.raises(BadGpus):
+            with pytest.raises(typer.BadParameter):
                 machine_gpus(text)
-        with pytest.raises(BadGpus):
+        with pytest.raises(typer.BadParameter):
             machine_gpus("auto", {"CUDA_VISIBLE_DEVICES": "1,1"})
         assert machine_gpus("auto", {"CUDA_VISIBLE_DEVICES": ""}) == MachineGpus(
             tuple(str(index) for index in range(8)), real=False

@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 import typer
 
 from callboard.agents.options import AgentOptions
-from callboard.cli.local.machine_gpus import BadGpus, MachineGpus, machine_gpus, shares
+from callboard.cli.local.machine_gpus import MachineGpus, machine_gpus, shares
 from callboard.cli.local.plan import ClusterPlan, NodeShape
 from callboard.cli.options import reading
 from callboard.cli.show.exits import CommandFailed
@@ -42,10 +42,7 @@ def deal_gpus(
         shapes: of the nodes; empty: there are ``agents`` of ``gpus`` GPUs.
         stated: which of the two somebody asked for.
     """
-    try:
-        found = machine_gpus(option)
-    except BadGpus as error:
-        raise typer.BadParameter(str(error), param_hint="--machine-gpus") from error
+    found = machine_gpus(option)
     if not found.ids:
         return found, agents, gpus
     if not shapes:

@@ -6,14 +6,13 @@ import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+import typer
+
 SIMULATED = 8
 """GPUs that a machine without any is taken to have: as many as a common GPU server."""
 
 MAX_GPUS = 1024
-
-
-class BadGpus(ValueError):
-    """The statement of how many GPUs there are can't be read; the text says why."""
+OPTION = "--machine-gpus"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +51,14 @@ def machine_gpus(stated: str, environ: Mapping[str, str] = os.environ) -> Machin
         environ: where a list of visible devices may be set.
 
     Raises:
-        BadGpus: it is none of these, or the list of visible devices is impossible.
+        typer.BadParameter: it is none of these, or the list of visible devices is impossible.
     """
     if not stated:
         return MachineGpus((), real=False)
     if stated == "auto":
         return _visible(environ) or _simulated(SIMULATED)
     if not (stated.isascii() and stated.isdigit() and 1 <= int(stated) <= MAX_GPUS):
-        raise BadGpus(f"{stated!r} is neither auto nor a number from 1 to {MAX_GPUS}")
+        raise typer.BadParameter(f"{stated!r} is neither auto nor a number from 1 to {MAX_GPUS}", param_hint=OPTION)
     return _simulated(int(stated))
 
 
@@ -75,7 +74,7 @@ def _visible(environ: Mapping[str, str]) -> MachineGpus | None:
     try:
         found = find_devices(environ, count=None, simulate=None, probe=probe_nvml)
     except DeviceError as error:
-        raise BadGpus(str(error)) from error
+        raise typer.BadParameter(str(error), param_hint=OPTION) from error
     # A list of visible devices without a driver behind it selects nothing.
     real = [device.id for device in found.devices if device.uuid]
     return MachineGpus(tuple(real), real=True) if real else None
