@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
@@ -35,29 +36,21 @@ from callboard.v1 import agent_pb2
 _log = structlog.get_logger(__name__)
 
 
+@dataclass(eq=False, kw_only=True)
 class Commands:
-    def __init__(
-        self,
-        *,
-        node: NodeIdentity,
-        site: Site,
-        workers: WorkerTable,
-        groups: Groups,
-        on_shutdown: Callable[[str], None],
-    ) -> None:
-        self.term = 0
-        """Newest term heard of."""
-        self.leaving = False
-        """Once set, nothing new is started."""
-        self._node = node
-        self._site = site
-        self._workers = workers
-        self._groups = groups
-        self._on_shutdown = on_shutdown
+    node: NodeIdentity
+    site: Site
+    workers: WorkerTable
+    groups: Groups
+    on_shutdown: Callable[[str], None]
+    term: int = 0
+    """Newest term heard of."""
+    leaving: bool = False
+    """Once set, nothing new is started."""
 
     def handle(self, command: agent_pb2.Command) -> None:
         """Begin what is asked; reports will answer."""
-        if not self._site.outbox.begin(command.command_id):
+        if not self.site.outbox.begin(command.command_id):
             return
         if command.term < self.term:
             self._refuse(command, f"term {command.term} is over, {self.term} is current")
@@ -67,37 +60,37 @@ class Commands:
             case "start_worker":
                 self._start(command)
             case "stop_worker":
-                self._workers.stop(command.command_id, command.stop_worker)
+                self.workers.stop(command.command_id, command.stop_worker)
             case "create_placement_group":
-                self._groups.create(command.command_id, command.create_placement_group)
+                self.groups.create(command.command_id, command.create_placement_group)
             case "remove_placement_group":
-                self._groups.remove(command.command_id, command.remove_placement_group)
+                self.groups.remove(command.command_id, command.remove_placement_group)
             case "reserve_port":
                 self._reserve(command)
             case "shutdown":
-                self._on_shutdown(command.shutdown.reason or "the controller asked for it")
+                self.on_shutdown(command.shutdown.reason or "the controller asked for it")
             case _:
                 self._refuse(command, "this agent doesn't know the action; is it older?")
 
     def _start(self, command: agent_pb2.Command) -> None:
         name = worker_name(command.start_worker)
-        there = self._workers.knows(command.start_worker)
+        there = self.workers.knows(command.start_worker)
         try:
-            self._workers.start(self._order(command.command_id, command.start_worker))
+            self.workers.start(self._order(command.command_id, command.start_worker))
         except (PlanRefused, HostError, StaleGeneration) as error:
             if not there:
-                self._site.ports.release(name)
+                self.site.ports.release(name)
             self._refuse(command, str(error))
 
     def _reserve(self, command: agent_pb2.Command) -> None:
         asked = command.reserve_port
         try:
-            port = self._site.ports.reserve(name_of(asked.worker, asked.generation))
+            port = self.site.ports.reserve(name_of(asked.worker, asked.generation))
         except HostError as error:
             self._refuse(command, str(error))
             return
         reserved = agent_pb2.PortReserved(worker=asked.worker, generation=asked.generation, port=port)
-        self._site.outbox.report(command.command_id, port_reserved=reserved)
+        self.site.outbox.report(command.command_id, port_reserved=reserved)
 
     def _order(self, command_id: str, start: agent_pb2.StartWorker) -> WorkerOrder:
         if self.leaving:
@@ -106,13 +99,13 @@ class Commands:
         if not is_name(key.job_id) or not is_name(key.component) or key.rank < 0:
             raise PlanRefused(f"worker: {key.job_id!r}/{key.component!r}/{key.rank} can't be a worker")
         name = worker_name(start)
-        variables = worker_environment(start, self._node, self._site.ports.give(name, start.ports))
-        output = str(self._site.outputs.folder_of(OutputOf.of(start)))
+        variables = worker_environment(start, self.node, self.site.ports.give(name, start.ports))
+        output = str(self.site.outputs.folder_of(OutputOf.of(start)))
         launch = Launch(
             name=name,
-            interpreter=self._site.interpreters.allowed(start.interpreter),
+            interpreter=self.site.interpreters.allowed(start.interpreter),
             variables=variables,
-            early=early_variables(start, self._node, variables),
+            early=early_variables(start, self.node, variables),
             placement_group_id=start.ray_placement_group_id if start.in_bundle else "",
             bundle_index=start.allocation.bundle_index,
             output=output,
@@ -122,16 +115,16 @@ class Commands:
             command=start,
             launch=launch,
             plan={
-                **worker_plan(start, self._node, variables),
+                **worker_plan(start, self.node, variables),
                 "output": output,
                 "working_dir": str(Path(output) / CODE) if start.working_dir else "",
                 "py_modules": [str(Path(output) / MODULES / str(place)) for place in range(len(start.py_modules))],
-                "output_bytes": self._site.outputs.bounds.worker_bytes,
+                "output_bytes": self.site.outputs.bounds.worker_bytes,
             },
-            marker=worker_marker(self._node, name),
+            marker=worker_marker(self.node, name),
             received_at=asyncio.get_running_loop().time(),
         )
 
     def _refuse(self, command: agent_pb2.Command, why: str) -> None:
         _log.warning("command_refused", command=command.command_id, why=why)
-        self._site.outbox.report(command.command_id, command_refused=agent_pb2.CommandRefused(message=why))
+        self.site.outbox.report(command.command_id, command_refused=agent_pb2.CommandRefused(message=why))

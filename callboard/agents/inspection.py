@@ -51,22 +51,20 @@ class _Look:
     silent: str
 
 
+@dataclass(frozen=True)
 class Inspector:
     """Looks around on one node."""
 
-    def __init__(
-        self, workers: WorkerTable, runtime: Runtime, processes: Processes, inventory: agent_pb2.Inventory
-    ) -> None:
-        self._workers = workers
-        self._runtime = runtime
-        self._processes = processes
-        self._inventory = inventory
+    workers: WorkerTable
+    runtime: Runtime
+    processes: Processes
+    inventory: agent_pb2.Inventory
 
     async def inspect(self, ask: inspection_pb2.InspectionAsk) -> inspection_pb2.NodeInspection:
         """Everything that is asked for, at most a few seconds later."""
         if ask.object_stores:
             return await self._object_stores()
-        chosen = [worker for worker in self._workers.all() if _is_asked_for(worker, ask) and not worker.gone.is_set()]
+        chosen = [worker for worker in self.workers.all() if _is_asked_for(worker, ask) and not worker.gone.is_set()]
         seen = inspection_pb2.NodeInspection()
         foreign = asyncio.create_task(self._foreign(seen)) if ask.foreign else None
         looks = await self._look(chosen)
@@ -87,7 +85,7 @@ class Inspector:
 
     async def _look(self, workers: list[Worker]) -> list[_Look]:
         living = {worker.process: worker for worker in workers if worker.process is not None}
-        trees = await self._processes.trees(living) if living else {}
+        trees = await self.processes.trees(living) if living else {}
         before = {process: await asyncio.to_thread(usage_of, tree) for process, tree in trees.items()}
         sampled = asyncio.create_task(asyncio.sleep(_SAMPLE_S))
         answers = await asyncio.gather(*(self._ask(worker) for worker in workers))
@@ -147,7 +145,7 @@ class Inspector:
 
     async def _foreign(self, seen: inspection_pb2.NodeInspection) -> None:
         """What Ray lists, as far as it answers."""
-        listed = await _answer(self._runtime.listed(), _FOREIGN_S, "list its actors", seen)
+        listed = await _answer(self.runtime.listed(), _FOREIGN_S, "list its actors", seen)
         if listed:  # Plain processes are listed nowhere.
             seen.ray_listed = True
             seen.actors.extend(inspection_pb2.RayActor(**actor) for actor in listed.get("actors", ()))
@@ -157,16 +155,16 @@ class Inspector:
     async def _object_stores(self) -> inspection_pb2.NodeInspection:
         """What Ray says of its object stores, as far as it answers."""
         seen = inspection_pb2.NodeInspection()
-        stores = await _answer(self._runtime.object_stores(), _STORES_S, "tell of its object stores", seen)
+        stores = await _answer(self.runtime.object_stores(), _STORES_S, "tell of its object stores", seen)
         seen.object_stores.extend(inspection_pb2.RayObjectStore(**store) for store in stores or ())
         return seen
 
     async def _devices(self, seen: inspection_pb2.NodeInspection, looks: list[_Look]) -> None:
-        if self._inventory.simulated or not self._inventory.devices:
+        if self.inventory.simulated or not self.inventory.devices:
             return
         owners = {process.pid: look.worker for look in looks for process in look.tree}
         try:
-            found = await asyncio.to_thread(seen_devices, list(self._inventory.devices))
+            found = await asyncio.to_thread(seen_devices, list(self.inventory.devices))
         except NoDriver as error:
             seen.unknown.append(f"the use of the devices can't be asked: {error}")
             return

@@ -20,7 +20,7 @@ from callboard.security.grants import GRANTS_NAME, Grant, read_grants
 from callboard.security.issued import ISSUED_NAME, LOCAL, read_issued
 from callboard.security.places import UnsafeFile
 from callboard.security.signed_tokens import SignedTokenRules, SignedTokens, looks_signed
-from callboard.security.tls import Peers, version
+from callboard.security.tls import certified, version
 from callboard.security.tokens import MAX_TOKEN_CHARS, TOKEN_NAME, controller_token, fingerprint, new_token, same
 from callboard.wire.refusals import NotAuthenticated
 
@@ -65,7 +65,6 @@ class Access:
         self._certs = certs
         self._jwt = jwt
         self._signed: SignedTokens | None = None
-        self._peers = Peers()
         self._revoked: frozenset[str] = frozenset()
         self._now_s = now_s
         self._wall_s = wall_s
@@ -161,7 +160,7 @@ class Access:
             NotAuthenticated: it was taken back, or it ended while the connection is open.
         """
         self._look()
-        found = self._peers.certified(certificate)
+        found = certified(certificate)
         if found is None:
             return None
         if found.serial in self._revoked or self._wall_s() >= found.expires_s:

@@ -92,18 +92,18 @@ def new_join_token(state_dir: Path, *, lasts_ms: int, node: str, port: int, auth
     return name, JoinToken(secret=secret, port=port, authority=authority)
 
 
+@dataclass(frozen=True, slots=True)
 class Joining:
-    """The controller's end."""
+    """The controller's end.
 
-    def __init__(self, state_dir: Path, certs: Path | None, access: Access) -> None:
-        """
-        Args:
-            certs: of the authority; None: there is none.
-            access: is told of new tokens.
-        """
-        self._state_dir = state_dir
-        self._certs = certs
-        self._access = access
+    Attributes:
+        certs: of the authority; None: there is none.
+        access: is told of new tokens.
+    """
+
+    state_dir: Path
+    certs: Path | None
+    access: Access
 
     def join(self, who: Identity, request: agent_pb2.JoinRequest) -> agent_pb2.JoinResponse:
         """Credentials for an agent. Not to be called on the event loop: it writes files.
@@ -114,17 +114,17 @@ class Joining:
             BadGrant, BadCertificate: the request can't be met.
         """
         check_node(request.node_id, who)
-        if who.role is Role.JOINER and not consume(self._state_dir, who.name):
+        if who.role is Role.JOINER and not consume(self.state_dir, who.name):
             raise NotAuthenticated("the join token was used already. Make another with `callboard node token create`")
-        if self._certs is not None and (self._certs / "ca.key").exists():
+        if self.certs is not None and (self.certs / "ca.key").exists():
             from callboard.security.certificates import sign_request  # noqa: PLC0415 - slow to import
 
-            signed = sign_request(self._certs, request.certificate_request, request.node_id, Role.AGENT)
-            authority = (self._certs / "ca.pem").read_text(encoding="ascii")
+            signed = sign_request(self.certs, request.certificate_request, request.node_id, Role.AGENT)
+            authority = (self.certs / "ca.pem").read_text(encoding="ascii")
             return agent_pb2.JoinResponse(certificate=signed, authority=authority)
         node = request.node_id
-        token = grant(self._state_dir, f"agent.{node}", Role.AGENT, node=node, replace=True)
-        self._access.look_again()
+        token = grant(self.state_dir, f"agent.{node}", Role.AGENT, node=node, replace=True)
+        self.access.look_again()
         return agent_pb2.JoinResponse(token=token)
 
 

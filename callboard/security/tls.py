@@ -8,6 +8,7 @@ import os
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -174,22 +175,9 @@ class Certified(NamedTuple):
     expires_s: float
 
 
-class Peers:
-    """Reads certificates that gRPC has verified, each once."""
-
-    def __init__(self) -> None:
-        self._known: dict[bytes, Certified | None] = {}
-
-    def certified(self, pem: bytes) -> Certified | None:
-        """Who it is; None: it states no role."""
-        if pem not in self._known:
-            if len(self._known) >= _MAX_KNOWN:
-                self._known.clear()
-            self._known[pem] = _certified(pem)
-        return self._known[pem]
-
-
-def _certified(pem: bytes) -> Certified | None:
+@lru_cache(maxsize=_MAX_KNOWN)
+def certified(pem: bytes) -> Certified | None:
+    """Who a certificate that gRPC has verified is, each read once; None: it states no role."""
     from cryptography import x509  # noqa: PLC0415 - an extra, and slow to import
 
     try:

@@ -37,57 +37,47 @@ _FOR_RAY_PREFIXES = (
 """What Ray, the loader, the interpreter and the libraries of devices read."""
 
 
+@dataclass(frozen=True)
 class RayPlan:
     """What this node's Ray node is started with, whichever cluster it joins."""
 
-    def __init__(
-        self,
-        options: AgentOptions,
-        inventory: agent_pb2.Inventory,
-        devices: NodeDevices,
-        *,
-        run_dir: RunDir,
-        node_ip: str,
-        import_path: str,
-    ) -> None:
-        self._options = options
-        self._object_store_bytes = object_store_bytes(options)
-        self._inventory = inventory
-        self._devices = devices
-        self._run_dir = run_dir
-        self._import_path = import_path
-        self._node_ip = node_ip
+    options: AgentOptions
+    inventory: agent_pb2.Inventory
+    devices: NodeDevices
+    run_dir: RunDir
+    node_ip: str
+    import_path: str
 
     def shape(self) -> dict[str, object]:
         """What an earlier agent's node must have been started with to go on."""
-        capacity = self._inventory.capacity
+        capacity = self.inventory.capacity
         return {
-            "head": self._options.ray_head,
-            "node_ip": self._node_ip,
+            "head": self.options.ray_head,
+            "node_ip": self.node_ip,
             "cpu_milli": capacity.cpu_milli,
-            "gpus": len(self._devices.devices),
+            "gpus": len(self.devices.devices),
             "memory_bytes": capacity.memory_bytes,
             "custom_milli": dict(capacity.custom_milli),
-            "object_store_bytes": self._object_store_bytes,
+            "object_store_bytes": object_store_bytes(self.options),
         }
 
     def spec(self, target: RayTarget, environment: Mapping[str, str]) -> RayNodeSpec:
         """How to start the node."""
-        options, capacity = self._options, self._inventory.capacity
+        options, capacity = self.options, self.inventory.capacity
         return RayNodeSpec(
             node_id=options.node_id,
             gcs_address=target.gcs_address,
             head=options.ray_head,
-            node_ip=self._node_ip,
+            node_ip=self.node_ip,
             cpu_milli=capacity.cpu_milli,
-            gpus=len(self._devices.devices),
+            gpus=len(self.devices.devices),
             memory_bytes=capacity.memory_bytes,
             custom_milli=dict(capacity.custom_milli),
-            object_store_bytes=self._object_store_bytes,
+            object_store_bytes=object_store_bytes(self.options),
             port_base=options.port_base,
             dashboard_port=options.dashboard_port,
-            temp_dir=self._run_dir.ray_temp,
-            log=self._run_dir.logs / "ray.log",
+            temp_dir=self.run_dir.ray_temp,
+            log=self.run_dir.logs / "ray.log",
             environment=environment,
             monitor=options.ray_head,
         )
@@ -98,18 +88,18 @@ class RayPlan:
         variables = {
             **{name: value for name, value in os.environ.items() if self._is_for_ray(name)},
             **SETTINGS,
-            "PYTHONPATH": self._import_path,
-            AGENT_MARKER: str(self._run_dir.path),
+            "PYTHONPATH": self.import_path,
+            AGENT_MARKER: str(self.run_dir.path),
         }
-        if self._devices.simulated:
+        if self.devices.simulated:
             # Ray refuses more GPUs than it sees; simulated ones it can't see at all.
-            for name in self._devices.vendor.variables:
+            for name in self.devices.vendor.variables:
                 variables.pop(name, None)
         if target.token:
-            self._run_dir.write_ray_token(target.token)
-            variables |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(self._run_dir.ray_token)}
-        elif self._options.ray_token_path:
-            variables |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": self._options.ray_token_path}
+            self.run_dir.write_ray_token(target.token)
+            variables |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(self.run_dir.ray_token)}
+        elif self.options.ray_token_path:
+            variables |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": self.options.ray_token_path}
         elif target.token is not None:
             variables["RAY_AUTH_MODE"] = "disabled"
         return variables
@@ -118,6 +108,6 @@ class RayPlan:
         return (
             name in PASSED_ON
             or name in _FOR_RAY
-            or name in self._devices.vendor.variables
+            or name in self.devices.vendor.variables
             or name.startswith((*PASSED_ON_PREFIXES, *_FOR_RAY_PREFIXES))
         )

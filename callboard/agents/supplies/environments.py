@@ -123,30 +123,21 @@ class _Build:
         return b"".join(self.log)[-_MAX_LOG_BYTES:].decode(errors="replace").strip()
 
 
+@dataclass(eq=False)
 class Environments:
-    """The environments of one node."""
+    """The environments of one node.
 
-    def __init__(
-        self,
-        folder: Path,
-        packages: Packages,
-        processes: Processes,
-        variables: Mapping[str, str],
-        *,
-        timeout_s: float = ENVIRONMENT_MS / 1000,
-        kept_bytes: int = KEPT_BYTES,
-    ) -> None:
-        """
-        Args:
-            timeout_s: bound of one build.
-        """
-        self._folder = folder
-        self._packages = packages
-        self._processes = processes
-        self._variables = variables
-        self._timeout_s = timeout_s
-        self._kept_bytes = kept_bytes
-        self._builds: dict[str, _Build] = {}
+    Attributes:
+        timeout_s: bound of one build.
+    """
+
+    folder: Path
+    packages: Packages
+    processes: Processes
+    variables: Mapping[str, str]
+    timeout_s: float = ENVIRONMENT_MS / 1000
+    kept_bytes: int = KEPT_BYTES
+    _builds: dict[str, _Build] = field(default_factory=dict)
 
     async def get(self, wanted: str, tell: Callable[[str], None]) -> Environment:
         """The environment that a job asks for, as its spec names it.
@@ -162,10 +153,10 @@ class Environments:
             return await self._conda(what)
         python = f"{sys.executable} {platform.python_version()} {platform.machine()}"
         key = hashlib.sha256(f"{kind} {what} {python}".encode()).hexdigest()[:32]
-        there = Environment(self._folder / key / "venv", "VIRTUAL_ENV")
+        there = Environment(self.folder / key / "venv", "VIRTUAL_ENV")
         while (ending := self._builds.get(key)) is not None and ending.given_up:
             await asyncio.wait([ending.task])
-        if key not in self._builds and (marker := self._folder / key / _MARKER).exists():
+        if key not in self._builds and (marker := self.folder / key / _MARKER).exists():
             os.utime(marker)
             return there
         build = self._builds.get(key)
@@ -193,15 +184,15 @@ class Environments:
             pause_s = min(2 * pause_s, 60.0)
 
     async def _build(self, key: str, kind: str, package: str, made: Environment) -> Environment:
-        folder = self._folder / key
+        folder = self.folder / key
         await asyncio.sleep(0)  # until it is listed
         build = self._builds[key]
         build.at = "fetches its files"
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with asyncio.timeout(self.timeout_s):
                 await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
                 source = folder / "source"
-                await self._packages.unpack(package, source)
+                await self.packages.unpack(package, source)
                 for command, variables in _steps(kind, source, made.folder, shutil.which("uv", path=self._path)):
                     await self._run(build, command, source, variables)
                 (site,) = made.folder.glob("lib/python*/site-packages")
@@ -214,7 +205,7 @@ class Environments:
             await asyncio.shield(asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True))
             if isinstance(error, TimeoutError):
                 why = (
-                    f"it was not done after {self._timeout_s:g} s: {build.at}; name an index that is nearer, or "
+                    f"it was not done after {self.timeout_s:g} s: {build.at}; name an index that is nearer, or "
                     "versions that have wheels"
                 )
             elif isinstance(error, EnvironmentFailed):
@@ -233,7 +224,7 @@ class Environments:
 
     @property
     def _path(self) -> str:
-        return self._variables.get("PATH", os.defpath)
+        return self.variables.get("PATH", os.defpath)
 
     async def _run(self, build: _Build, command: list[str], folder: Path, variables: Mapping[str, str]) -> None:
         build.at = " ".join(Path(part).name if part.startswith("/") else part for part in command[:4])
@@ -243,7 +234,7 @@ class Environments:
             asyncio.create_subprocess_exec(
                 *command,
                 cwd=folder,
-                env={**self._variables, **variables, _BUILD_VARIABLE: str(folder)},
+                env={**self.variables, **variables, _BUILD_VARIABLE: str(folder)},
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
@@ -275,7 +266,7 @@ class Environments:
             return
         process = starting.result()
         leader = identify(process.pid) or ProcessId(process.pid, 0)
-        await self._processes.end(leader, marker=marker, budget_s=_KILL_S)
+        await self.processes.end(leader, marker=marker, budget_s=_KILL_S)
         await process.wait()
         assert process.stdout is not None
         while await process.stdout.read(1 << 16):
@@ -285,11 +276,11 @@ class Environments:
         """Delete what was not wanted for longest and nobody runs in."""
         there = [
             (marker.stat().st_mtime, json.loads(marker.read_text())["bytes"], marker.parent)
-            for marker in self._folder.glob(f"*/{_MARKER}")
+            for marker in self.folder.glob(f"*/{_MARKER}")
         ]
         held = sum(size for _, size, _ in there)
         for used, size, folder in sorted(there):
-            if held <= self._kept_bytes:
+            if held <= self.kept_bytes:
                 return
             inside = functools.partial(_is_used, folder / "venv")
             if folder.name == but or time.time() - used < _YOUNG_S or await asyncio.to_thread(inside):
@@ -332,7 +323,7 @@ class Environments:
         """What conda says."""
         command = [tool, *words, "--json"]
         try:
-            return json.loads((await ask(command, self._variables, within_s=30)).output)
+            return json.loads((await ask(command, self.variables, within_s=30)).output)
         except (TimeoutError, ValueError) as error:
             raise EnvironmentFailed(
                 f"`{' '.join(command)}` gave no answer that can be read: {error!r}; try that command on the node"

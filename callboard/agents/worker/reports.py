@@ -33,13 +33,13 @@ def outcome_of(left: str, yielded: Yielded = NOTHING_LEFT) -> agent_pb2.StopOutc
     return agent_pb2.STOP_OUTCOME_COOPERATIVE if yielded.cooperative else agent_pb2.STOP_OUTCOME_KILLED
 
 
+@dataclass
 class Reports:
     """Speaks for one worker in one generation."""
 
-    def __init__(self, order: WorkerOrder, outbox: Outbox) -> None:
-        self.order = order
-        """The newest order for it: what is said of a start answers that one."""
-        self._outbox = outbox
+    order: WorkerOrder
+    """The newest order for it: what is said of a start answers that one."""
+    outbox: Outbox
 
     @property
     def ref(self) -> dict[str, Any]:
@@ -49,7 +49,7 @@ class Reports:
     def ready(self, **facts: Any) -> None:
         """It was constructed and answered."""
         ready = agent_pb2.WorkerReady(**self.ref, **facts)
-        self._outbox.report(self.order.command_id, worker_ready=ready)
+        self.outbox.report(self.order.command_id, worker_ready=ready)
         _log.info(
             "worker_ready",
             worker=self.order.launch.name,
@@ -60,7 +60,7 @@ class Reports:
 
     def progress(self, message: str) -> None:
         """Its start takes long; `message` is the end of a sentence that begins with the node."""
-        self._outbox.report("", worker_progress=agent_pb2.WorkerProgress(**self.ref, message=message))
+        self.outbox.report("", worker_progress=agent_pb2.WorkerProgress(**self.ref, message=message))
 
     def not_started(self, problem: NotStarted, left: str, stderr_tail: str = "") -> None:
         """It could not be started; `left` names what isn't proved gone."""
@@ -72,13 +72,13 @@ class Reports:
             quarantined=bool(left),
             stderr_tail=stderr_tail,
         )
-        self._outbox.report(self.order.command_id, worker_start_failed=failed)
+        self.outbox.report(self.order.command_id, worker_start_failed=failed)
         _log.info("worker_not_started", worker=self.order.launch.name, why=problem.message)
 
     def finished(self, answer: dict[str, Any], stderr_tail: str) -> None:
         """Its entry method ended."""
         finished = agent_pb2.WorkerFinished(**self.ref, **answer, stderr_tail=stderr_tail)
-        self._outbox.report("", worker_finished=finished)
+        self.outbox.report("", worker_finished=finished)
 
     def exited(self, verdict: ExitVerdict, left: str, stderr_tail: str, ago_s: float) -> None:
         """It died without being asked, `ago_s` seconds ago."""
@@ -87,7 +87,7 @@ class Reports:
         dead = agent_pb2.WorkerExited(**self.ref, message=text, quarantined=bool(left), stderr_tail=stderr_tail)
         dead.ago_ms = round(ago_s * 1000)
         dead.out_of_memory, dead.peak_memory_bytes = verdict.out_of_memory, verdict.peak_bytes
-        self._outbox.report("", worker_exited=dead)
+        self.outbox.report("", worker_exited=dead)
 
     def stopped(
         self,
@@ -108,7 +108,7 @@ class Reports:
                 took_ms=round((now - order.asked_at) * 1000),
                 detail=detail,
             )
-            answers.append(self._outbox.report(command_id, worker_stopped=stopped))
+            answers.append(self.outbox.report(command_id, worker_stopped=stopped))
             _log.info(
                 "worker_stopped",
                 worker=self.order.launch.name,
@@ -122,4 +122,4 @@ class Reports:
     def out_of_quarantine(self) -> None:
         """What could not be proved gone is gone at last."""
         gone = agent_pb2.WorkerStopped(**self.ref, outcome=agent_pb2.STOP_OUTCOME_KILLED, detail="out of quarantine")
-        self._outbox.report("", worker_stopped=gone)
+        self.outbox.report("", worker_stopped=gone)

@@ -422,27 +422,27 @@ NO_SPARE = "no spare ready"
 BEGUN = "the node's agent was replaced during the start"
 
 
+@dataclass(eq=False)
 class Bringing:
     """Brings up the host of one worker."""
 
-    def __init__(self, runtime: Runtime, run_dir: RunDir, spares: Spares, interpreters: Interpreters) -> None:
-        self.cold_reason = ""
-        """Why no warm spare is used; empty while one is."""
-        self.preloaded = False
-        """Whether the spare had imported what was wished for."""
-        self.preload_missed = ""
-        """Why it hadn't; empty: it had, or nothing was."""
-        self.begun_before = False
-        """An earlier agent began this start. A host of the worker's own name may be there then: only a launch under
-        that name finds it, and a spare would leave it behind."""
-        self._runtime = runtime
-        self._run_dir = run_dir
-        self._spares = spares
-        self._interpreters = interpreters
-        self._launch: Launch | None = None
-        self._spare = ""
-        self.host: asyncio.Task[Hosted] | None = None
-        """The host, once one was asked for and is up; fails with `HostError`."""
+    runtime: Runtime
+    run_dir: RunDir
+    spares: Spares
+    interpreters: Interpreters
+    cold_reason: str = ""
+    """Why no warm spare is used; empty while one is."""
+    preloaded: bool = False
+    """Whether the spare had imported what was wished for."""
+    preload_missed: str = ""
+    """Why it hadn't; empty: it had, or nothing was."""
+    begun_before: bool = False
+    """An earlier agent began this start. A host of the worker's own name may be there then: only a launch under
+    that name finds it, and a spare would leave it behind."""
+    host: asyncio.Task[Hosted] | None = None
+    """The host, once one was asked for and is up; fails with `HostError`."""
+    _launch: Launch | None = None
+    _spare: str = ""
 
     @property
     def told(self) -> dict[str, bool | str]:
@@ -462,7 +462,7 @@ class Bringing:
     def abandon(self) -> None:
         """Nobody wants the host any more: hurry it to an end."""
         if self._launch is not None:
-            self._runtime.abandon(self._launch)
+            self.runtime.abandon(self._launch)
 
     async def settled(self, budget_s: float) -> Hosted | str | None:
         """What came of it: the host, None when there is none, or text when it isn't known within `budget_s`."""
@@ -476,7 +476,7 @@ class Bringing:
     def settle_spare(self) -> None:
         """The spare is recorded as the worker now."""
         if self._spare:
-            self._run_dir.drop("spare", self._spare)
+            self.run_dir.drop("spare", self._spare)
             self._spare = ""
 
     async def _bring_up(self, launch: Launch, why_cold: str, wish: Wish | None) -> Hosted:
@@ -491,13 +491,13 @@ class Bringing:
             # Not checked: whatever came of that, what was launched must be found, or nobody would end it.
             launch = replace(launch, again=True)
         else:
-            await self._interpreters.check(launch.interpreter, launch.early)
+            await self.interpreters.check(launch.interpreter, launch.early)
         self._launch = launch
-        return await self._runtime.launch(launch)
+        return await self.runtime.launch(launch)
 
     async def _take_spare(self, wish: Wish | None) -> Hosted | None:
         """A spare; one that is still coming up is as slow as a cold start at worst, and counts as one."""
-        spare, self.preload_missed = self._spares.take(wish)
+        spare, self.preload_missed = self.spares.take(wish)
         self.preloaded = spare is not None and bool(spare.modules)
         if spare is None:
             self.cold_reason = NO_SPARE

@@ -87,27 +87,23 @@ def _sent(process: ProcessId, number: signal.Signals, processes: Processes) -> b
         return False
 
 
+@dataclass(frozen=True)
 class Signal:
     """The signal that a stop of a worker begins with, for what it started; its own process gets it from its host,
     which knows whether the user's code handles it: where nothing does, it would end before its hooks."""
 
-    def __init__(self, name: str, process: ProcessId, processes: Processes) -> None:
-        self.name = name
-        self._process = process
-        self._processes = processes
+    name: str
+    process: ProcessId
+    processes: Processes
 
     async def send(self) -> Sequence[ProcessId]:
         """Send it; returns the processes that got it."""
         if self.name not in signal.Signals.__members__:
             return ()
-        trees = await self._processes.trees([self._process])
+        trees = await self.processes.trees([self.process])
         number = signal.Signals[self.name]
-        below = sorted(trees[self._process] - {self._process})
-        return [each for each in below if _sent(each, number, self._processes)]
-
-    async def gone(self, process: ProcessId) -> None:
-        """Return once it has ended."""
-        await self._processes.exited(process)
+        below = sorted(trees[self.process] - {self.process})
+        return [each for each in below if _sent(each, number, self.processes)]
 
 
 async def ask_to_yield(
@@ -155,7 +151,7 @@ async def ask_to_yield(
         for process in signalled:
             assert sign is not None
             step = f"process {process.pid}, which got {sign.name},"
-            await _within(partial(sign.gone, process), order, exited)
+            await _within(partial(sign.processes.exited, process), order, exited)
     except _TimeIsUp:
         if exited.done():
             return ended

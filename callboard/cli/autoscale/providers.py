@@ -9,6 +9,7 @@ import signal
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from callboard.cli.autoscale.loop import ProviderFailed
@@ -42,26 +43,26 @@ class EndedInError(ProviderFailed):
     """A command ended by itself with an exit code that says so."""
 
 
+@dataclass(frozen=True, slots=True)
 class LocalProvider:
     """Agents on this machine, as `add-worker` starts them."""
 
-    def __init__(self, directory: Path, plan: ClusterPlan, tell: Callable[[str], None]) -> None:
-        self._directory = directory
-        self._plan = plan
-        self._tell = tell
+    directory: Path
+    plan: ClusterPlan
+    tell: Callable[[str], None]
 
     def check_running(self) -> None:
         """
         Raises:
             ClusterGone: the cluster was ended.
         """
-        record = read_record(self._directory)
+        record = read_record(self.directory)
         if record is None or not record.is_running():
-            raise ClusterGone(self._directory)
+            raise ClusterGone(self.directory)
 
     def new_room(self, nodes: Sequence[Node]) -> Room:
         """What the plan of the cluster gives every node; what its GPUs are, those say that are there."""
-        plan = self._plan
+        plan = self.plan
         shape = plan.shape(plan.agents)
         amounts: dict[str, int | float | str] = {"cpu": shape.cpus, "memory": shape.memory, "gpu": shape.gpus}
         amounts |= dict(resource.split("=", 1) for resource in plan.resources)
@@ -70,17 +71,17 @@ class LocalProvider:
 
     def owns(self, node_id: str) -> bool:
         """The nodes of this cluster but the first."""
-        return node_id != self._plan.node_id(0) and node_id in running_workers(self._directory)
+        return node_id != self.plan.node_id(0) and node_id in running_workers(self.directory)
 
     async def add(self) -> str:
         try:
-            added = await add_worker(self._directory, self._tell, timeout_s=JOIN_S, lock_pause_s=1.0)
+            added = await add_worker(self.directory, self.tell, timeout_s=JOIN_S, lock_pause_s=1.0)
         except CommandFailed as error:
             raise ProviderFailed(f"{error.failure.what} {error.failure.why}") from error
         return id_of(added.node)
 
     async def remove(self, node_id: str) -> None:
-        if not await end_worker(self._directory, node_id):
+        if not await end_worker(self.directory, node_id):
             raise ProviderFailed(f"no agent of {node_id} runs on this machine")
 
 
@@ -88,6 +89,7 @@ def _joined_ms(node: Node) -> int:
     return node.join_time.ToMilliseconds()
 
 
+@dataclass(eq=False)
 class CommandProvider:
     """Whatever two commands start and end: `sbatch` and `scancel`, `kubectl scale`, a cloud's own program.
 
@@ -95,19 +97,18 @@ class CommandProvider:
     returns; the node counts as on its way until it joins.
     """
 
-    def __init__(self, client: Client, up: str, down: str, stated: Resources | None) -> None:
-        self._client = client
-        self._up = up
-        self._down = down
-        self._stated = stated
-        self._seen: Room | None = None
+    client: Client
+    up: str
+    down: str
+    stated: Resources | None
+    _seen: Room | None = None
 
     def new_room(self, nodes: Sequence[Node]) -> Room | None:
         """What was stated, else what the newest node of this kind has, or the last of them had."""
         own = [node for node in nodes if self.owns(id_of(node))] or list(nodes)
-        if self._stated is not None:
+        if self.stated is not None:
             like = max((node for node in own if node.devices), key=_joined_ms, default=None)
-            return Room.whole(self._stated, {}, like)
+            return Room.whole(self.stated, {}, like)
         if own:
             newest = max(own, key=_joined_ms)
             group = {"node_group": newest.node_group} if newest.node_group else {}
@@ -121,10 +122,10 @@ class CommandProvider:
     async def add(self) -> str:
         """Hands a node in and waits until it takes work. One that is not waited for any longer is taken back."""
         node_id = f"{PREFIX}{secrets.token_hex(4)}"
-        revision = (await self._client.stats()).revision
+        revision = (await self.client.stats()).revision
         taken_back = True
         try:
-            await self._run(self._up, node_id)
+            await self._run(self.up, node_id)
             async with asyncio.timeout(NODE_START_S):
                 await self._ready(node_id, revision)
             taken_back = False
@@ -136,19 +137,19 @@ class CommandProvider:
         finally:
             # Else a batch system would start it when its turn comes, and nobody would know of it.
             if taken_back:
-                await self._run(self._down, node_id)
+                await self._run(self.down, node_id)
         return node_id
 
     async def _ready(self, node_id: str, revision: int) -> None:
-        async for event in self._client.watch(start_revision=revision + 1, subject=f"nodes/{node_id}"):
+        async for event in self.client.watch(start_revision=revision + 1, subject=f"nodes/{node_id}"):
             if event.state == "READY":
                 return
 
     async def remove(self, node_id: str) -> None:
-        await self._run(self._down, node_id)
+        await self._run(self.down, node_id)
 
     async def _run(self, command: str, node_id: str) -> None:
-        variables = {"CALLBOARD_NODE": node_id, "CALLBOARD_CONTROLLER": self._client.address}
+        variables = {"CALLBOARD_NODE": node_id, "CALLBOARD_CONTROLLER": self.client.address}
         # A file, not a pipe: what the command leaves behind, such as an agent, may go on writing to it.
         with tempfile.TemporaryFile() as errors:
             process = await asyncio.create_subprocess_shell(
