@@ -10,7 +10,7 @@ from typing import Any, TypeVar, overload
 from callboard.client.calls import methods
 from callboard.client.calls.connection import Connection
 from callboard.client.calls.execs import ExecDone, ExecSession, run_exec
-from callboard.client.calls.methods import Fields, Method
+from callboard.client.calls.methods import Fields, Method, carried
 from callboard.client.calls.watching import MISSING, LogLine, job_lines, watch_events
 from callboard.client.errors import JobEnded, NoResult, WaitTimeout
 from callboard.client.workers import TypedWorkerHandle, WorkerHandle
@@ -376,14 +376,16 @@ class JobHandle(SeenJob):
             LimitReached: too much output is being read.
             Unreachable: the controller stayed away for a minute.
         """
-        selection = OutputSelection(
-            component=component,
-            rank=rank,
-            first_attempt=attempt,
-            last_attempt=attempt,
-            since_ms=parse_duration_ms(since),
-            tail_lines=tail,
-        )
+        since_ms = parse_duration_ms(since)
+        with carried():
+            selection = OutputSelection(
+                component=component,
+                rank=rank,
+                first_attempt=attempt,
+                last_attempt=attempt,
+                since_ms=since_ms,
+                tail_lines=tail,
+            )
         async for line in job_lines(self._connection, self._resource, selection, follow=follow):
             yield line
 

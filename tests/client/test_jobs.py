@@ -172,6 +172,21 @@ async def test_a_handle_stays_with_its_job_when_the_name_is_used_again(
     assert [request.name for request in api.seen(GetJobRequest)] == ["jobs/train", "jobs/j1"]
 
 
+@pytest.mark.usefixtures("board")
+async def test_what_no_message_carries_is_refused_as_input(client: Client) -> None:
+    job = await job_of(client)
+    for asked in (
+        job.cancel(reason="\ud800"),
+        job.scale("a", 10**12),
+        anext(job.logs(rank=10**12)),
+        job.exec(["true"], rank=10**12),
+        client.report("train", {"loss": 10**400}),
+        client.get_job("\ud800"),
+    ):
+        with pytest.raises(InvalidInput, match="no message can carry a value of the call"):
+            await asked
+
+
 async def test_cancel_and_preempt_renew_what_is_known(api: FakeApi, board: Board, client: Client) -> None:
     job = await job_of(client)
     stopping = Job(uid="j1", spec=JobSpec(name="train"), state=JobState.JOB_STATE_STOPPING)

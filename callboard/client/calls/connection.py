@@ -21,7 +21,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from callboard.client.calls.methods import Fields, Method, Request, Response
+from callboard.client.calls.methods import Fields, Method, Request, Response, carried
 from callboard.client.errors import OlderController, RequestTooLarge, Unreachable
 from callboard.model.durations import Backoff
 from callboard.security.dialing import KEEPALIVE, FindToken, open_channel
@@ -112,7 +112,9 @@ class Connection:
         self, method: Method[Fields, Request, Response], *args: Fields.args, **fields: Fields.kwargs
     ) -> Response:
         """One call as :meth:`call` makes it, of a request with these fields."""
-        return await self.call(method, method.request(*args, **fields))
+        with carried():
+            request = method.request(*args, **fields)
+        return await self.call(method, request)
 
     async def call(
         self, method: Method[..., Request, Response], request: Request, *, timeout_s: float | None = None
@@ -164,7 +166,8 @@ class Connection:
         self, method: Method[Fields, Request, Response], *args: Fields.args, **fields: Fields.kwargs
     ) -> AsyncIterator[Response]:
         """Every page of a list, in order; no reply meets a size limit that way (GC-09)."""
-        asked: Any = method.request(*args, **fields)
+        with carried():
+            asked: Any = method.request(*args, **fields)
         asked.page_size = PAGE_SIZE
         while True:
             page: Any = await self.call(method, asked)

@@ -18,6 +18,7 @@ import grpc.aio
 
 from callboard.client.calls import methods
 from callboard.client.calls.connection import Connection
+from callboard.client.calls.methods import carried
 from callboard.v1.common_pb2 import ExecCommand, ExecInput, TerminalSize
 from callboard.v1.job_pb2 import ExecWorkerRequest, ExecWorkerResponse, ExecWorkerStart
 from callboard.wire.refusals import Unavailable
@@ -73,11 +74,12 @@ class ExecSession:
             size: rows and columns of that.
             terminal_type: for TERM; empty: as the worker has it.
         """
-        asked = ExecCommand(
-            arguments=command, terminal=terminal, terminal_type=terminal_type, attach=not command, size=_size(size)
-        )
         self._connection = connection
-        self._start = ExecWorkerStart(name=job, component=component, rank=rank, command=asked)
+        with carried():
+            asked = ExecCommand(
+                arguments=command, terminal=terminal, terminal_type=terminal_type, attach=not command, size=_size(size)
+            )
+            self._start = ExecWorkerStart(name=job, component=component, rank=rank, command=asked)
         self._call: Any = None
         self._writing = asyncio.Lock()
         self.done: ExecDone | None = None

@@ -7,17 +7,35 @@ remove.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Generic, ParamSpec, TypeVar
 
 from google.protobuf.message import Message
 
+from callboard.model.faults import Fault, InvalidInput
 from callboard.v1 import event_pb2, job_pb2, node_pb2, placement_group_pb2, pool_pb2, scheduler_pb2
 
 Fields = ParamSpec("Fields")
 Request = TypeVar("Request", bound=Message)
 Response = TypeVar("Response", bound=Message)
+
+
+@contextmanager
+def carried() -> Iterator[None]:
+    """Around what makes a message of a caller's values. A number of too many digits, or half of a surrogate pair, is
+    refused as input.
+
+    Raises:
+        InvalidInput: no message can carry a value.
+    """
+    try:
+        yield
+    except InvalidInput:
+        raise
+    except (ValueError, OverflowError) as error:
+        raise InvalidInput([Fault("", f"no message can carry a value of the call: {error}")]) from error
 
 
 @dataclass(frozen=True, slots=True)
