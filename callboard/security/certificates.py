@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import re
 import socket
 import time
 from collections.abc import Iterator, Sequence
@@ -44,6 +45,9 @@ _SKEW = timedelta(minutes=5)
 """Clocks of machines differ."""
 
 
+_HOST_NAME = re.compile(r"(?:\*\.)?(?:[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?(?:\.|$))+")
+
+
 def make_authority(directory: Path, hosts: Sequence[str], *, lasts_ms: int = LASTS_MS) -> None:
     """Makes an authority and the controller's certificate.
 
@@ -62,6 +66,8 @@ def make_authority(directory: Path, hosts: Sequence[str], *, lasts_ms: int = LAS
             f"there is an authority in {directory} already, and its certificates would count no longer; "
             "to replace it, move the directory away first"
         )
+    for host in hosts:
+        _check_host(host)
     for folder in (directory.parent, directory):
         make_private(folder)
     signed, key = _new_authority()
@@ -347,6 +353,17 @@ def _usage(*, signs: bool) -> x509.KeyUsage:
         encipher_only=False,
         decipher_only=False,
     )
+
+
+def _check_host(host: str) -> None:
+    """Refuses what nobody could be called by: a certificate would carry it, and no client would take it."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        if not _HOST_NAME.fullmatch(host) or host.replace(".", "").isdecimal():
+            raise BadCertificate(
+                f"{host!r} is neither the name nor the address of a machine; state each by itself and without a port"
+            ) from None
 
 
 def _alternative(host: str) -> x509.GeneralName:

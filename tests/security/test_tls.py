@@ -344,6 +344,16 @@ def test_files_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
         TlsFiles(certs / "ca.pem", certs / "server.pem", certs / "server.key").read()
 
 
+@pytest.mark.parametrize(
+    "host", ["bad host", "10.0.0.1:7700", "https://h", "a,b", "999.1.1.1", "h..x", "[::1]", "é", ""]
+)
+def test_a_host_that_nobody_can_call_is_refused_before_anything_is_made(tmp_path: Path, host: str) -> None:
+    make_private(tmp_path)
+    with pytest.raises(BadCertificate, match="neither the name nor the address of a machine"):
+        certificates.make_authority(tmp_path / "certs", [host])
+    certificates.make_authority(tmp_path / "certs", ["h", "h_1.example.com.", "*.example.com", "10.0.0.1", "::2"])
+
+
 def test_an_authority_is_never_replaced_and_names_of_its_own_are_not_issued(tmp_path: Path) -> None:
     certs = tmp_path / "certs"
     make_private(tmp_path)
