@@ -262,6 +262,12 @@ component_placement: {x: all, y: {node_group: fast, placement: 1}}
         with pytest.raises(InvalidInput):
             Cluster.from_mapping(f"nodes: {nodes}")
 
+    @pytest.mark.parametrize(("written", "instead"), [("[0, 2]", "0,2"), ("[0-3, 5]", "0-3,5"), ("[]", "0-3")])
+    def test_a_list_is_told_how_it_is_written(self, written: str, instead: str) -> None:
+        assert f"write it as one text: {instead}" in refused(
+            f"cluster: {{nodes: 8, component_placement: {{a: {written}}}}}"
+        )
+
     def test_without_any_nodes_nothing_is_known(self) -> None:
         assert "which nodes are there?" in refused("cluster: {component_placement: {a: 0}}")
 

@@ -139,7 +139,7 @@ def test_ft_e7_at_the_end_of_its_time_it_names_the_node_group_that_never_joined(
 
 def test_ft_e7_without_a_wait_and_with_another_fault_it_is_refused() -> None:
     world = World({"n0": 2})
-    with pytest.raises(InvalidInput, match="num_nodes is 3, but 1 nodes are there"):
+    with pytest.raises(InvalidInput, match="num_nodes is 3, but 1 node is there"):
         waiting_job(world, wait_for_nodes=None)
     with pytest.raises(InvalidInput):
         waiting_job(world, placement="0-banana")

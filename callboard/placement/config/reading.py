@@ -139,9 +139,10 @@ class _Reader:
         if wanted is None:
             return given
         if wanted > given.num_nodes:
+            there = "1 node is there" if given.num_nodes == 1 else f"{given.num_nodes} nodes are there"
             report.fault(
                 self._section.place("num_nodes"),
-                f"num_nodes is {wanted}, but {given.num_nodes} nodes are there",
+                f"num_nodes is {wanted}, but {there}",
                 read=str(wanted),
                 allowed=f"1 to {given.num_nodes}",
             )

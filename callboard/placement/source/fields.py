@@ -233,6 +233,11 @@ def _sexagesimal(leaf: Leaf) -> bool:
 
 def placement_text(value: Value, report: Report, component: str) -> Leaf | None:
     """A placement as its text; None with a fault. A parsed number from 60 on may have been a pair (PS-01)."""
+    if isinstance(value, Items):
+        written = ",".join(item.text for item in value.items if isinstance(item, Leaf)) or "0-3"
+        where = value.where.of(component)
+        report.fault(where, f"a list is not a placement; write it as one text: {written}", allowed="a placement")
+        return None
     found = text(value, "a placement", report, component)
     if found is None:
         return None
