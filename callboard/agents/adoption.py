@@ -7,7 +7,6 @@ by themselves. Whatever else is recorded or marked is ended, with proof, before 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import structlog
@@ -17,7 +16,7 @@ from callboard.agents.files.run_dir import Started
 from callboard.agents.ray.ray_membership import RayMembership
 from callboard.agents.runtime import HostError, Launch
 from callboard.agents.supplies.interpreters import InterpreterRefused
-from callboard.agents.supplies.worker_env import NodeIdentity, worker_marker, worker_name
+from callboard.agents.supplies.worker_env import NodeIdentity, host_environment, worker_marker, worker_name
 from callboard.agents.worker.order import Site, WorkerOrder, WorkerRecord, read_record
 from callboard.agents.worker.table import WorkerTable
 
@@ -39,7 +38,6 @@ class Heir:
     site: Site
     workers: WorkerTable
     membership: RayMembership | None
-    spare_variables: Mapping[str, str]
 
     async def take_over(self) -> None:
         """Go on with what can go on, end what can't.
@@ -113,7 +111,7 @@ class Heir:
         launch = Launch(
             name=name,
             interpreter=interpreter,
-            variables=self.spare_variables,
+            variables=host_environment(self.node),
             placement_group_id=command.ray_placement_group_id if command.in_bundle else "",
             bundle_index=command.allocation.bundle_index,
         )
@@ -139,5 +137,7 @@ class Heir:
             self.site.run_dir.drop("spare", started.name)
             return
         self.site.spares.adopt(
-            Launch(started.name, self.site.interpreters.allowed(""), self.spare_variables), hosted, preloaded=preloaded
+            Launch(started.name, self.site.interpreters.allowed(""), host_environment(self.node)),
+            hosted,
+            preloaded=preloaded,
         )

@@ -71,18 +71,17 @@ class Agent:
         self._machine = machine
         self._hellos = 0
         self._instance = machine.token_hex(8)
-        self._run_dir = run_dir = machine.run_dir
+        run_dir = machine.run_dir
         self._outbox = Outbox(self._instance)
         self._departure = Departure()
-        self._processes = machine.processes
         self._driver = DriverClient(run_dir, machine.processes, machine.start_driver)
         node = self._identity(devices)
         self._runtime = self._new_runtime()
-        interpreters = Interpreters(self._inventory.interpreters, with_ray=options.runtime == "ray")
+        interpreters = Interpreters(inventory.interpreters, with_ray=options.runtime == "ray")
         self._spares = Spares(
             self._runtime,
             run_dir,
-            self._processes,
+            machine.processes,
             prefix=f"spare/{options.node_id}/{self._instance}",
             variables=host_environment(node),
             preload_bytes=options.preload_bytes or inventory.capacity.memory_bytes // _PRELOAD_PART,
@@ -96,20 +95,18 @@ class Agent:
             clock=machine.boot_s,
         )
         self._fence = FenceKeeper(run_dir, machine.processes, machine.start_fence, host_environment(node))
-        self._outputs = machine.outputs
-        self._ports = machine.ports
         site = Site(
             self._runtime,
             self._outbox,
-            self._processes,
+            machine.processes,
             interpreters,
             run_dir,
             self._spares,
             self._lease,
             self._fence,
             Checkpoints(run_dir),
-            self._outputs,
-            ports=self._ports,
+            machine.outputs,
+            ports=machine.ports,
             packages=machine.packages,
             environments=machine.environments,
             containers=machine.containers,
@@ -134,22 +131,12 @@ class Agent:
         )
         self._membership = (
             RayMembership(
-                options,
-                RayPlan(
-                    options,
-                    self._inventory,
-                    devices,
-                    run_dir=run_dir,
-                    node_ip=node_ip,
-                    import_path=node.import_path,
-                ),
-                run_dir=run_dir,
-                processes=self._processes,
+                RayPlan(options, inventory, devices, run_dir=run_dir, node_ip=node_ip, import_path=node.import_path),
+                processes=machine.processes,
                 driver=self._driver,
                 start_node=machine.start_ray_node,
                 token_hex=machine.token_hex,
                 tenants=self._workers,
-                node_ip=node_ip,
                 on_change=self._ray_changed,
                 on_exit=self._report_ray_exit,
             )
@@ -159,13 +146,13 @@ class Agent:
         self._watch = DeviceWatch(
             () if inventory.simulated else inventory.devices,
             ForeignRule(options.foreign_gpu_use, options.foreign_gpu_bytes),
-            self._processes,
+            machine.processes,
             holders=self._workers.holders,
             on_change=self._beat,
         )
         self._workers.on_gone = self._watch.look_soon
         self._devices_told = agent_pb2.DeviceStates()
-        self._inspector = Inspector(self._workers, self._runtime, self._processes, self._inventory)
+        self._inspector = Inspector(self._workers, self._runtime, machine.processes, inventory)
         self._ray_told = agent_pb2.RayNode()
         self._preloads_told = agent_pb2.PreloadStates()
         self._heir = Heir(
@@ -173,7 +160,6 @@ class Agent:
             site=site,
             workers=self._workers,
             membership=self._membership,
-            spare_variables=host_environment(node),
         )
 
     async def run(self) -> None:
@@ -208,9 +194,9 @@ class Agent:
                 await self._machine.containers.close()
             if self._machine.execs is not None:
                 await self._machine.execs.close()
-            self._processes.close()
+            self._machine.processes.close()
             self._machine.lease_file.close()
-            self._ports.close()
+            self._machine.ports.close()
 
     def _works(self) -> dict[str, Coroutine[Any, Any, None]]:
         works = {
@@ -218,7 +204,7 @@ class Agent:
             "lease": self._lease.watch(),
             "snapshots": self._workers.keep_snapshots(),
             "spares": self._spares.keep(),
-            "output": self._outputs.keep(),
+            "output": self._machine.outputs.keep(),
             "devices": self._watch.run(),
         }
         if self._membership is not None:
@@ -261,7 +247,7 @@ class Agent:
             hardware=[common_pb2.Hardware(type=kind, config_json=config) for kind, config in options.hardware],
             ray_version=facts.ray_version,
             python_version=facts.python_version,
-            output_jobs=self._outputs.jobs(),
+            output_jobs=self._machine.outputs.jobs(),
             devices=self._devices_told,
         )
 
@@ -310,7 +296,7 @@ class Agent:
             self._machine.execs.begin(ask, self._workers.control_of(ask.worker, ask.generation))
 
     def forget_jobs(self, jobs: Sequence[str]) -> None:
-        self._outputs.forget(jobs)
+        self._machine.outputs.forget(jobs)
 
     async def inspect(self, ask: inspection_pb2.InspectionAsk) -> inspection_pb2.NodeInspection:
         return await self._inspector.inspect(ask)
@@ -341,7 +327,7 @@ class Agent:
         await self._stop_ray()
         await self._fence.close()
         await self._session.say_goodbye(reason)
-        left = await self._processes.end_marked((), budget_s=max(1.0, deadline - loop.time()))
+        left = await self._machine.processes.end_marked((), budget_s=max(1.0, deadline - loop.time()))
         still = [*left.left, *(worker.pid for worker in self._workers.reports())]
         if still:
             raise LeftBehind(f"processes {still} did not end in time")
@@ -392,7 +378,8 @@ class Agent:
             return RayRuntime(self._driver, options.cluster)
         alone = options.exit_with_parent is not None or options.exit_with is not None
         successor_s = options.successor_s if options.successor_s is not None else 0.0 if alone else _SUCCESSOR_S
-        return ProcessRuntime(logs=self._run_dir.logs, sockets=self._run_dir.sockets, successor_s=successor_s)
+        run_dir = self._machine.run_dir
+        return ProcessRuntime(logs=run_dir.logs, sockets=run_dir.sockets, successor_s=successor_s)
 
     def _identity(self, devices: NodeDevices) -> NodeIdentity:
         return NodeIdentity(
@@ -400,7 +387,7 @@ class Agent:
             controller=self._options.controller,
             runtime=self._options.runtime,
             vendor=devices.vendor,
-            run_dir=str(self._run_dir.path),
+            run_dir=str(self._machine.run_dir.path),
             devices=tuple(device.id for device in devices.devices),
             environment=self._machine.environment,
             import_path=import_path(self._machine.environment.get("PYTHONPATH", "")),

@@ -223,20 +223,18 @@ class SlowNode:
 def test_an_agent_that_is_told_to_leave_while_its_ray_node_ends_waits_for_that() -> None:
     timeline, node, records = Timeline(), SlowNode(), run_dir()
     plan, tenants = Mock(RayPlan), Mock(Tenants)
+    plan.options, plan.run_dir, plan.node_ip = AgentOptions(node_id="n0", ray_address="head:1"), records, "n0"
     driver = Mock(DriverClient)
     driver.connect.return_value = Connection(ray_node_id="x", gcs_address="head:1", session="s", node_ip="n0")
 
     async def leaves() -> None:
         membership = RayMembership(
-            AgentOptions(node_id="n0", ray_address="head:1"),
             plan,
-            run_dir=records,
             processes=cast("Processes", Table()),
             driver=driver,
             start_node=AsyncMock(return_value=node),
             token_hex=lambda length: "0" * length,
             tenants=tenants,
-            node_ip="n0",
             on_change=lambda: None,
             on_exit=lambda _: None,
         )

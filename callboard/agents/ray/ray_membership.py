@@ -14,9 +14,8 @@ from typing import Protocol
 
 import structlog
 
-from callboard.agents.files.run_dir import RunDir, Started
+from callboard.agents.files.run_dir import Started
 from callboard.agents.host.framing import PeerGone, RemoteError
-from callboard.agents.options import AgentOptions
 from callboard.agents.ray.ray_command import free_port
 from callboard.agents.ray.ray_driver_client import Connection, DriverClient, DriverLost
 from callboard.agents.ray.ray_faults import PortTaken, RayNodeError, fault_of
@@ -60,30 +59,24 @@ class RayMembership:
 
     def __init__(
         self,
-        options: AgentOptions,
         plan: RayPlan,
         *,
-        run_dir: RunDir,
         processes: Processes,
         driver: DriverClient,
         start_node: StartRayNode,
         token_hex: Callable[[int], str],
         tenants: Tenants,
-        node_ip: str,
         on_change: Callable[[], None],
         on_exit: Callable[[str], None],
     ) -> None:
-        self.node = agent_pb2.RayNode(head=options.ray_head)
+        self.node = agent_pb2.RayNode(head=plan.options.ray_head)
         """As told to the controller; without an address while the node is in no cluster, with what keeps it out."""
-        self._options = options
         self._plan = plan
-        self._run_dir = run_dir
         self._processes = processes
         self._driver = driver
         self._start_node = start_node
         self._token_hex = token_hex
         self._tenants = tenants
-        self._node_ip = node_ip
         self._on_change = on_change
         self._on_exit = on_exit
         self._running: RayNode | None = None
@@ -105,13 +98,13 @@ class RayMembership:
         facts = started.facts
         if started.process is None or facts.get("shape") != self._plan.shape():
             return False
-        if self._options.ray_address not in ("", facts["gcs_address"]):
+        if self._plan.options.ray_address not in ("", facts["gcs_address"]):
             return False
         vital = {ProcessId(pid, ticks): name for pid, ticks, name in facts["vital"]}
         self._running = RayNode.adopt(started.process, vital, self._processes)
         if self._running is None:
             return False
-        token = self._run_dir.read_ray_token() if facts["token"] else facts["token"]
+        token = self._plan.run_dir.read_ray_token() if facts["token"] else facts["token"]
         self._adopted = RayTarget(facts["gcs_address"], facts["session"], token)
         connection = Connection(**facts["connection"])
         self._driver.connection = connection
@@ -120,7 +113,7 @@ class RayMembership:
 
     def offer(self, bootstrap: agent_pb2.RayBootstrap) -> None:
         """The controller says where Ray is."""
-        if self._options.ray_head or self._options.ray_address:
+        if self._plan.options.ray_head or self._plan.options.ray_address:
             return
         if not bootstrap.gcs_address:
             self._await_head(bootstrap.head_node)
@@ -146,8 +139,8 @@ class RayMembership:
         )
         if self.node.fault == told:
             return
-        self.node = agent_pb2.RayNode(head=self._options.ray_head, fault=told)
-        _log.warning("ray_kept_out", why=fault.message, do=fault.remedy(self._options.node_id))
+        self.node = agent_pb2.RayNode(head=self._plan.options.ray_head, fault=told)
+        _log.warning("ray_kept_out", why=fault.message, do=fault.remedy(self._plan.options.node_id))
         self._on_change()
 
     async def run(self) -> None:
@@ -192,11 +185,11 @@ class RayMembership:
         await self._part()
 
     async def _target(self) -> RayTarget:
-        if self._options.ray_head:
-            port = self._options.ray_port or free_port(self._node_ip)
-            return RayTarget(f"{self._node_ip}:{port}", "", self._token_hex(32))
-        if self._options.ray_address:
-            return RayTarget(self._options.ray_address, "", None)
+        if self._plan.options.ray_head:
+            port = self._plan.options.ray_port or free_port(self._plan.node_ip)
+            return RayTarget(f"{self._plan.node_ip}:{port}", "", self._token_hex(32))
+        if self._plan.options.ray_address:
+            return RayTarget(self._plan.options.ray_address, "", None)
         while self._offered is None:
             self._offer_changed.clear()
             await self._offer_changed.wait()
@@ -213,7 +206,7 @@ class RayMembership:
         environment = self._plan.environment(target)
         spec = self._plan.spec(target, environment)
         self._running = await self._start_node(spec)
-        self._run_dir.put(Started("ray", self._running.process))
+        self._plan.run_dir.put(Started("ray", self._running.process))
         connection = await self._driver.connect(target.gcs_address, spec.node_ip, environment)
         self._check_connection(target, connection)
         self._record(self._running, target, connection)
@@ -262,20 +255,20 @@ class RayMembership:
         environment = self._plan.environment(target)
         for left in range(_DRIVER_TRIES - 1, 0, -1):
             try:
-                return await self._driver.connect(target.gcs_address, self._node_ip, environment)
+                return await self._driver.connect(target.gcs_address, self._plan.node_ip, environment)
             except DriverLost as error:
                 if not isinstance(error.__cause__, PeerGone):
                     raise
                 _log.warning("ray_driver_died", why=str(error), tries_left=left)
-        return await self._driver.connect(target.gcs_address, self._node_ip, environment)
+        return await self._driver.connect(target.gcs_address, self._plan.node_ip, environment)
 
     def _check_connection(self, target: RayTarget, connection: Connection) -> None:
         if target.session and connection.session != target.session:
             why = f"{target.gcs_address} is another Ray session than the one that is wanted"
             raise RayNodeError(why, RayFaultCode.NOT_OURS)
-        if connection.node_ip != self._node_ip:
+        if connection.node_ip != self._plan.node_ip:
             # Placement, rendezvous and drivers all go by what Ray says (PG-13).
-            why = f"Ray took {connection.node_ip} for the node's address and not {self._node_ip}"
+            why = f"Ray took {connection.node_ip} for the node's address and not {self._plan.node_ip}"
             raise RayNodeError(why, RayFaultCode.BAD_OPTION, permanent=True)
 
     def _record(self, node: RayNode, target: RayTarget, connection: Connection) -> None:
@@ -284,14 +277,14 @@ class RayMembership:
             "gcs_address": target.gcs_address,
             "session": connection.session,
             "token": target.token and "file",
-            "node_ip": self._node_ip,
+            "node_ip": self._plan.node_ip,
             "connection": asdict(connection),
             "vital": [[each.pid, each.start_ticks, name] for each, name in node.vital.items()],
         }
-        self._run_dir.put(Started("ray", node.process, "", facts))
+        self._plan.run_dir.put(Started("ray", node.process, "", facts))
 
     def _part_in_ray(self, connection: Connection, target: RayTarget) -> agent_pb2.RayNode:
-        head = self._options.ray_head
+        head = self._plan.options.ray_head
         return agent_pb2.RayNode(
             gcs_address=connection.gcs_address,
             session=connection.session,
@@ -319,18 +312,18 @@ class RayMembership:
         _log.warning("ray_left", why=message)
         self._tenants.host_lost(message)
         self._on_exit(message)
-        self.node = agent_pb2.RayNode(head=self._options.ray_head)
+        self.node = agent_pb2.RayNode(head=self._plan.options.ray_head)
         self._on_change()
         await answer_within(self._tenants.wait_none(), _WORKERS_GONE_S)
         await self._part()
 
     async def _part(self) -> None:
         if self.node.gcs_address:
-            self.node = agent_pb2.RayNode(head=self._options.ray_head)
+            self.node = agent_pb2.RayNode(head=self._plan.options.ray_head)
         await self._driver.disconnect()
         if self._running is not None:
             # Ours until it has ended: whoever is told to leave while it ends has it ended all the same.
             await self._running.stop()
             self._running = None
-            self._run_dir.drop("ray")
-        self._run_dir.clear_ray()
+            self._plan.run_dir.drop("ray")
+        self._plan.run_dir.clear_ray()
