@@ -18,13 +18,13 @@ import os
 import signal
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass
 
 import grpc
 import structlog
 
+from callboard.agents.link.session import controller_channel
+from callboard.agents.options import AgentOptions
 from callboard.agents.system.processes import exited
-from callboard.security.dialing import Channel
 from callboard.security.processes import ProcessId, identify
 from callboard.security.tokens import BadToken
 from callboard.v1 import node_pb2, node_pb2_grpc
@@ -88,26 +88,10 @@ Drain = Callable[[str], Awaitable[bool]]
 """Asks for the drain of this node with a reason; whether that was heard."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NoticeOptions:
-    """How notices are looked for.
-
-    Attributes:
-        every_s: seconds between runs.
-        timeout_s: seconds that a run may take.
-        node_id: what the command finds in CALLBOARD_NODE.
-    """
-
-    command: str
-    every_s: float
-    timeout_s: float
-    node_id: str
-
-
 class NoticeWatcher:
     """Looks for notices as long as it runs."""
 
-    def __init__(self, options: NoticeOptions, drain: Drain) -> None:
+    def __init__(self, options: AgentOptions, drain: Drain) -> None:
         self._options = options
         self._drain = drain
         self._heard = False
@@ -117,7 +101,7 @@ class NoticeWatcher:
         """Look, and look again, until cancelled."""
         while True:
             await self.look()
-            await asyncio.sleep(self._options.every_s)
+            await asyncio.sleep(self._options.notice_every_s)
 
     async def look(self) -> None:
         """One look, and what follows from it."""
@@ -131,7 +115,7 @@ class NoticeWatcher:
         """The reason of a notice; empty: there is none."""
         options = self._options
         process = await asyncio.create_subprocess_shell(
-            options.command,
+            options.notice_command,
             env={**os.environ, "CALLBOARD_NODE": options.node_id},
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
@@ -140,11 +124,11 @@ class NoticeWatcher:
         )
         assert process.stdout is not None
         try:
-            async with asyncio.timeout(options.timeout_s):
+            async with asyncio.timeout(options.notice_timeout_s):
                 said = await _first_bytes(process.stdout)
                 code = await process.wait()
         except TimeoutError:
-            self._say(f"no answer within {options.timeout_s:g} s")
+            self._say(f"no answer within {options.notice_timeout_s:g} s")
             return ""
         finally:
             with suppress(ProcessLookupError):
@@ -157,7 +141,7 @@ class NoticeWatcher:
 
     def _say(self, trouble: str) -> None:
         if trouble and trouble != self._trouble:
-            _log.warning("notice_command_failed", command=self._options.command, why=trouble)
+            _log.warning("notice_command_failed", command=self._options.notice_command, why=trouble)
         self._trouble = trouble
 
 
@@ -180,28 +164,19 @@ async def _first_bytes(output: asyncio.StreamReader) -> bytes:
     return kept
 
 
-def drain_of(node_id: str, dial: Callable[[], Channel], within_ms: int) -> Drain:
-    """Asks the controller to drain this node.
-
-    Args:
-        node_id: of this node.
-        dial: opens a channel to the controller.
-        within_ms: by when what runs must be gone; 0: by its own timeouts.
-    """
-
-    async def drain(reason: str) -> bool:
-        request = node_pb2.DrainNodeRequest(name=f"nodes/{node_id}", within_ms=within_ms, reason=reason)
-        request.until_rejoin = True  # Who comes back under this id is another program, where no notice stands.
-        try:
-            async with dial() as channel:
-                await node_pb2_grpc.NodeServiceStub(channel).DrainNode(request, timeout=CALL_S)
-        except grpc.aio.AioRpcError as error:
-            _log.warning("notice_not_heard", reason=reason, code=error.code().name, why=error.details())
-            return False
-        except BadToken as error:
-            _log.warning("notice_not_heard", reason=reason, code="UNAUTHENTICATED", why=str(error))
-            return False
-        _log.warning("notice", reason=reason, within_ms=within_ms)
-        return True
-
-    return drain
+async def ask_for_drain(options: AgentOptions, reason: str) -> bool:
+    """Asks the controller to drain this node; whether it heard."""
+    within_ms = options.notice_within_ms
+    request = node_pb2.DrainNodeRequest(name=f"nodes/{options.node_id}", within_ms=within_ms, reason=reason)
+    request.until_rejoin = True  # Who comes back under this id is another program, where no notice stands.
+    try:
+        async with controller_channel(options) as channel:
+            await node_pb2_grpc.NodeServiceStub(channel).DrainNode(request, timeout=CALL_S)
+    except grpc.aio.AioRpcError as error:
+        _log.warning("notice_not_heard", reason=reason, code=error.code().name, why=error.details())
+        return False
+    except BadToken as error:
+        _log.warning("notice_not_heard", reason=reason, code="UNAUTHENTICATED", why=str(error))
+        return False
+    _log.warning("notice", reason=reason, within_ms=within_ms)
+    return True

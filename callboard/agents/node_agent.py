@@ -12,14 +12,14 @@ import structlog
 import callboard
 from callboard.agents.adoption import Heir, LeftBehind
 from callboard.agents.commands import Commands
-from callboard.agents.departure import Departure, NoticeOptions, NoticeWatcher, drain_of
+from callboard.agents.departure import Departure, NoticeWatcher, ask_for_drain
 from callboard.agents.files.checkpoints import Checkpoints
 from callboard.agents.groups import Groups
 from callboard.agents.inspection import Inspector
 from callboard.agents.link.fence_keeper import FenceKeeper
 from callboard.agents.link.lease import Lease
 from callboard.agents.link.outbox import Outbox
-from callboard.agents.link.session import Session, SessionRefused, controller_channel
+from callboard.agents.link.session import Session, SessionRefused
 from callboard.agents.machine import Machine
 from callboard.agents.options import AgentOptions
 from callboard.agents.ray.ray_driver_client import DriverClient
@@ -212,7 +212,7 @@ class Agent:
         if self._options.exit_with_parent is not None:
             works["parent"] = self._departure.follow_parent(self._options.exit_with_parent)
         if self._options.notice_command:
-            works["notices"] = self._notice_watcher().run()
+            works["notices"] = NoticeWatcher(self._options, partial(ask_for_drain, self._options)).run()
         if self._options.exit_with is not None:
             works["keeper"] = self._departure.follow(ProcessId(*self._options.exit_with))
         return works
@@ -359,18 +359,6 @@ class Agent:
     def _end_orphans(self) -> None:
         _log.warning("orphan_grace_over")
         self._workers.end("the controller was away for too long")
-
-    def _notice_watcher(self) -> NoticeWatcher:
-        options = self._options
-        return NoticeWatcher(
-            NoticeOptions(
-                command=options.notice_command,
-                every_s=options.notice_every_s,
-                timeout_s=options.notice_timeout_s,
-                node_id=options.node_id,
-            ),
-            drain_of(options.node_id, partial(controller_channel, options), options.notice_within_ms),
-        )
 
     def _new_runtime(self) -> Runtime:
         options = self._options

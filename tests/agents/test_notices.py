@@ -6,13 +6,11 @@ import asyncio
 import os
 import signal
 import sys
-from functools import partial
 from pathlib import Path
 
 import pytest
 
-from callboard.agents.departure import OUTPUT_BYTES, REASON_CHARS, Drain, NoticeOptions, NoticeWatcher, drain_of
-from callboard.agents.link.session import controller_channel
+from callboard.agents.departure import OUTPUT_BYTES, REASON_CHARS, NoticeWatcher, ask_for_drain
 from callboard.agents.options import AgentOptions
 from callboard.client.client import Client
 from callboard.controller.options import ControllerOptions
@@ -36,7 +34,8 @@ class Drains:
 
 
 def watcher(command: str, drains: Drains, timeout_s: float = 10.0) -> NoticeWatcher:
-    return NoticeWatcher(NoticeOptions(command=command, every_s=1, timeout_s=timeout_s, node_id="n7"), drains)
+    options = AgentOptions(node_id="n7", notice_command=command, notice_every_s=1, notice_timeout_s=timeout_s)
+    return NoticeWatcher(options, drains)
 
 
 @pytest.mark.parametrize(
@@ -102,14 +101,14 @@ async def test_endless_output_is_neither_kept_nor_waited_for() -> None:
 
 
 async def test_a_controller_that_is_away_or_does_not_know_the_node_has_not_heard(tmp_path: Path) -> None:
-    def drain(address: str) -> Drain:
-        return drain_of("n7", partial(controller_channel, AgentOptions(node_id="n7", controller=address)), 0)
+    async def heard(address: str) -> bool:
+        return await ask_for_drain(AgentOptions(node_id="n7", controller=address), "going")
 
-    assert not await drain("127.0.0.1:1")("going")
+    assert not await heard("127.0.0.1:1")
     controller = Controller(ControllerOptions(listen="127.0.0.1:0", state_dir=tmp_path / "state"))
     await controller.start()
     try:
-        assert not await drain(controller.address)("going")
+        assert not await heard(controller.address)
     finally:
         await controller.stop()
 
