@@ -14,7 +14,8 @@ from callboard.cli.options import wishes
 from callboard.cli.show import consoles, printing
 from callboard.cli.show.exits import FAILED, INTERRUPTED
 from callboard.demo import elastic as elastic_demo
-from callboard.demo.rlhf import DemoOptions, as_plain, play
+from callboard.demo.rlhf import as_plain, play
+from callboard.demo.stage import own_plan
 from callboard.demo.story import Story, Verdict
 from callboard.demo.training_loop import TrainingStory
 
@@ -35,12 +36,12 @@ def rlhf(
     dealt, agents, gpus = deal_gpus(machine_gpus, (), agents=agents, gpus=gpus, stated=counted)
     console = consoles.stderr() if as_json else consoles.stdout()
     console.quiet = wishes.quiet
-    options = DemoOptions(
-        ray_address=ray_address, agents=agents, cpus=cpus, memory=memory, gpus=gpus, machine_gpus=dealt
-    )
+
+    def planned(address: str) -> ClusterPlan:
+        return own_plan(agents, dealt, cpus=cpus, memory=memory, gpus=gpus, ray_address=address)
 
     async def main(interrupts: Interrupts) -> list[Verdict]:
-        return await play(options, Story(console), interrupts)
+        return await play(ray_address, planned, Story(console), interrupts)
 
     verdicts = run_locally(main, _stopped)
     if as_json:

@@ -45,6 +45,9 @@ FOLLOW_S = 40.0
 NOTICE_S = 5.0
 """Deadline of the drain."""
 
+STEPS = 5
+"""Fewest steps before, between and after what happens to the cluster."""
+
 POOL = "elastic"
 JOB = "training"
 SAMPLE = "callboard.demo.training:TrainingActor"
@@ -64,14 +67,12 @@ class ElasticOptions:
         actor: the class that works, "pkg.module:Class".
         role: what it is: "trainer", "inference" or "environment"; decides which method makes a step.
         agents: nodes to start with.
-        steps: fewest steps before, between and after what happens to the cluster.
         pace_s: pause between steps.
     """
 
     actor: str = SAMPLE
     role: str = "trainer"
     agents: int = 2
-    steps: int = 5
     pace_s: float = 0.2
 
 
@@ -91,7 +92,8 @@ async def play(options: ElasticOptions, story: TrainingStory, interrupts: Interr
     Raises:
         ChildEnded, NotReady, PortTaken: no cluster could be started.
     """
-    plan = _plan(options)
+    dealt = machine_gpus("auto")
+    plan = own_plan(options.agents, dealt, cpus="1", memory="4GiB", gpus=1, resources=("worker_unit=1",))
     result = ElasticResult(figures=dict.fromkeys(FIGURES, 0) | {"workers_start": plan.agents})
     with StartProgress(plan.agents) as progress:
         cluster = LocalCluster(plan, progress, hurry=interrupts.hurry)
@@ -125,7 +127,7 @@ async def _trained(
         story.begins()
         loop = TrainingLoop(client, job, ray, story, METHODS[options.role], options.pace_s)
         try:
-            await _with_happenings(loop, plan, options, result)
+            await _with_happenings(loop, plan, result)
         finally:
             result.figures = _figures(loop, plan)
         story.summary(loop.steps, loop.counts, len(loop.ready))
@@ -149,19 +151,17 @@ async def _submitted(client: Client, plan: ClusterPlan, options: ElasticOptions)
     return job
 
 
-async def _with_happenings(
-    loop: TrainingLoop, plan: ClusterPlan, options: ElasticOptions, result: ElasticResult
-) -> None:
+async def _with_happenings(loop: TrainingLoop, plan: ClusterPlan, result: ElasticResult) -> None:
     """Trains, adds a node, loses a worker, drains a node, and trains on."""
     checks, start = result.checks, plan.agents
     checks.append(("every node got its actor", await loop.until(lambda: len(loop.ready) == start, FOLLOW_S)))
-    await _train(loop, options.steps)
+    await _train(loop, STEPS)
 
     loop.story.say("🎬 Adding a worker", apart=True)
     adding = add_worker(plan.directory, lambda _: None, timeout_s=JOIN_S, lock_pause_s=0.2)
     added, grew = await _training_on(loop, adding, lambda: len(loop.ready) > start, JOIN_S)
     checks.append((f"the training grew to {start + 1} actors", grew))
-    await _train(loop, options.steps)
+    await _train(loop, STEPS)
 
     victim = loop.ready[1]
     loop.story.say(f"🎬 Killing the process of actor {victim.key.rank} (kill -9 {victim.pid})", apart=True)
@@ -170,7 +170,7 @@ async def _with_happenings(
         send_signal(process, signal.SIGKILL)
     recovered = await loop.until(lambda: loop.counts.recoveries == 1 and len(loop.ready) == start + 1, FOLLOW_S)
     checks.append(("the lost actor came back", recovered))
-    await _train(loop, options.steps)
+    await _train(loop, STEPS)
 
     node = id_of(added.node)
     loop.story.say(f"🎬 Draining {node}, with {NOTICE_S:g} s notice", apart=True)
@@ -178,7 +178,7 @@ async def _with_happenings(
     shrank = await loop.until(lambda: len(loop.ready) == start, FOLLOW_S)
     checks.append((f"the training shrank to {start} actors", shrank))
     await _training_on(loop, end_worker(plan.directory, node), lambda: True, FOLLOW_S)
-    await _train(loop, options.steps + -(len(loop.steps) + options.steps) % 10)
+    await _train(loop, STEPS + -(len(loop.steps) + STEPS) % 10)
 
     counts = loop.counts
     spoilt = [step for step in loop.steps if step.trained < step.actors]
@@ -224,8 +224,3 @@ async def _training_on(
         # What is half done is taken back before the cluster goes.
         task.cancel()
         await asyncio.wait([task])
-
-
-def _plan(options: ElasticOptions) -> ClusterPlan:
-    gpus = machine_gpus("auto")
-    return own_plan(options.agents, gpus, cpus="1", memory="4GiB", gpus=1, resources=("worker_unit=1",))

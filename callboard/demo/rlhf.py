@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +16,13 @@ from callboard.cli.cluster.start_progress import StartProgress
 from callboard.cli.local.children import ChildEnded
 from callboard.cli.local.cluster import LocalCluster, NotReady
 from callboard.cli.local.interrupts import Interrupts
-from callboard.cli.local.machine_gpus import MachineGpus
 from callboard.cli.local.plan import ClusterPlan
 from callboard.cli.show.exits import Failure
 from callboard.cli.show.failures import EXPECTED, failure_of
 from callboard.client.client import Client
 from callboard.demo.acts import ACTS, choose_scale, open_house
 from callboard.demo.data_plane import DataPlane, RayFailed
-from callboard.demo.stage import Stage, own_plan, taken_down
+from callboard.demo.stage import Stage, taken_down
 from callboard.demo.story import Story, Verdict
 
 READY_S = 90.0
@@ -38,27 +36,16 @@ EXPECTED_IN_ACTS = (*EXPECTED, RayFailed, TimeoutError)
 """What can go wrong in an act without being a defect of the demonstration: the act failed."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DemoOptions:
-    """How the demonstration runs.
-
-    Attributes:
-        ray_address: Ray cluster to use; empty: one of its own.
-        cpus: CPUs of each node, as text.
-        memory: memory of each node, as text.
-        machine_gpus: those of this machine that are dealt out; none: each node has simulated ones of its own.
-    """
-
-    ray_address: str
-    agents: int
-    cpus: str
-    memory: str
-    gpus: int
-    machine_gpus: MachineGpus = MachineGpus((), real=False)
-
-
-async def play(options: DemoOptions, story: Story, interrupts: Interrupts) -> list[Verdict]:
+async def play(
+    ray_address: str, planned: Callable[[str], ClusterPlan], story: Story, interrupts: Interrupts
+) -> list[Verdict]:
     """Plays all acts.
+
+    Args:
+        ray_address: Ray cluster to use; empty: one of its own.
+        planned: the cluster on the Ray cluster of an address, or on one of its own.
+        story: is told what happens.
+        interrupts: those of the program.
 
     Returns:
         A verdict for each; an act that was not played has failed.
@@ -69,10 +56,9 @@ async def play(options: DemoOptions, story: Story, interrupts: Interrupts) -> li
     """
     began = time.monotonic()
     verdicts: list[Verdict] = []
-    for address in await _attempts(options.ray_address, story):
-        plan = _plan(options, address)
+    for address in await _attempts(ray_address, story):
         try:
-            verdicts = await _on_cluster(plan, story, interrupts)
+            verdicts = await _on_cluster(planned(address), story, interrupts)
         except (ChildEnded, NotReady) as error:
             if not address:
                 raise
@@ -174,17 +160,6 @@ async def _attempts(ray_address: str, story: Story) -> list[str]:
 
 def _current_cluster() -> str:
     return _CURRENT_CLUSTER.read_text(encoding="utf-8").strip()
-
-
-def _plan(options: DemoOptions, ray_address: str) -> ClusterPlan:
-    return own_plan(
-        options.agents,
-        options.machine_gpus,
-        cpus=options.cpus,
-        memory=options.memory,
-        gpus=options.gpus,
-        ray_address=ray_address,
-    )
 
 
 def _failed(title: str, why: str) -> Verdict:
