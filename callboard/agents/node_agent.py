@@ -29,7 +29,7 @@ from callboard.agents.ray.ray_runtime import RayRuntime
 from callboard.agents.runtime import Runtime
 from callboard.agents.supplies.interpreters import Interpreters
 from callboard.agents.supplies.worker_env import NodeIdentity, host_environment, import_path
-from callboard.agents.system.device_watch import DeviceWatch, ForeignRule
+from callboard.agents.system.device_watch import DeviceWatch
 from callboard.agents.system.devices import NodeDevices, renderers
 from callboard.agents.system.inventory import cpus_near
 from callboard.agents.system.tasks import answer_within, cancelled
@@ -145,7 +145,7 @@ class Agent:
         )
         self._watch = DeviceWatch(
             () if inventory.simulated else inventory.devices,
-            ForeignRule(options.foreign_gpu_use, options.foreign_gpu_bytes),
+            options,
             machine.processes,
             holders=self._workers.holders,
             on_change=self._beat,

@@ -13,8 +13,9 @@ from typing import Any, cast
 import pynvml
 import pytest
 
+from callboard.agents.options import AgentOptions
 from callboard.agents.system import device_watch
-from callboard.agents.system.device_watch import DeviceWatch, ForeignRule
+from callboard.agents.system.device_watch import DeviceWatch
 from callboard.agents.system.gpu_faults import XIDS_OF_NO_FAULT, XIDS_OF_PROGRAMS, XidWatch
 from callboard.agents.system.processes import Processes
 from callboard.security.processes import ProcessId
@@ -38,7 +39,7 @@ class Own:
 class Watched:
     """One GPU that is watched."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, rule: ForeignRule) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, options: AgentOptions) -> None:
         self.gpu = Gpu("GPU-a")
         self.library = Library([self.gpu])
         install(monkeypatch, self.library)
@@ -47,7 +48,7 @@ class Watched:
         self.changes = 0
         self.watch = DeviceWatch(
             [common_pb2.Device(index=0, id="3", uuid="GPU-a"), common_pb2.Device(index=1, id="9")],
-            rule,
+            options,
             cast("Processes", self.own),
             holders=lambda: self.held,
             on_change=self._changed,
@@ -82,7 +83,7 @@ def zombie() -> Iterator[int]:
 @pytest.fixture
 def watching(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Watched]:
     monkeypatch.setattr(device_watch, "_AGAIN_S", 0.0)
-    return lambda **rule: Watched(monkeypatch, ForeignRule(**rule))
+    return lambda **rule: Watched(monkeypatch, AgentOptions(node_id="n0", **rule))
 
 
 class TestAnothersProcess:
@@ -116,7 +117,7 @@ class TestAnothersProcess:
 
     @staticmethod
     async def _limited(watching: Callable[..., Watched], other: int) -> common_pb2.DeviceState:
-        watched = watching(above_bytes=GIB // 4)
+        watched = watching(foreign_gpu_bytes=GIB // 4)
         watched.gpu.processes[other] = GIB // 2
         return await watched.state()
 
@@ -131,7 +132,7 @@ class TestAnothersProcess:
     async def test_leaves_the_device_open_where_the_node_says_so(
         self, watching: Callable[..., Watched], other: int, use: str, warned: bool
     ) -> None:
-        watched = watching(use=use)
+        watched = watching(foreign_gpu_use=use)
         watched.gpu.processes[other] = 70 * GIB
         state = await watched.state()
         assert not state.closed
@@ -316,7 +317,7 @@ async def test_a_node_without_devices_that_can_be_asked_waits_and_asks_nobody(mo
 
     watch = DeviceWatch(
         [common_pb2.Device(index=0, id="0")],
-        ForeignRule(),
+        AgentOptions(node_id="n0"),
         cast("Processes", Own()),
         holders=dict,
         on_change=lambda: None,

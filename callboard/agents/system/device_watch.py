@@ -11,9 +11,9 @@ import asyncio
 import os
 import pwd
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+from callboard.agents.options import AgentOptions
 from callboard.agents.system.gpu_faults import XID_NAMES, Health, XidWatch
 from callboard.agents.system.gpu_users import DevicesSeen, DeviceUse, seen_devices
 from callboard.agents.system.nvml import NoDriver
@@ -41,26 +41,13 @@ _STEP_BYTES = 64 << 20
 _BESIDE = ", or start the agent with --foreign-gpu-use warn to place work beside it"
 
 
-@dataclass(frozen=True)
-class ForeignRule:
-    """What is done about processes on our devices that aren't ours.
-
-    Attributes:
-        use: "avoid", "warn" or "ignore".
-        above_bytes: memory of a device up to which they are let be.
-    """
-
-    use: str = "avoid"
-    above_bytes: int = 1 << 30
-
-
 class DeviceWatch:
     """Watches the devices of one node."""
 
     def __init__(
         self,
         devices: Sequence[common_pb2.Device],
-        rule: ForeignRule,
+        options: AgentOptions,
         processes: Processes,
         *,
         holders: Callable[[], Mapping[str, str]],
@@ -70,13 +57,13 @@ class DeviceWatch:
         """
         Args:
             devices: the node's; those without a driver that answers are left out.
-            rule: what is done about others' processes.
+            options: of the agent: what is done about others' processes.
             holders: by id of each device that workers of this node hold now, how one of them is called.
             on_change: called when a device opens or closes.
         """
         self.states: list[common_pb2.DeviceState] = []
         self._devices = [device for device in devices if device.uuid]
-        self._rule = rule
+        self._options = options
         self._processes = processes
         self._holders = holders
         self._on_change = on_change
@@ -162,11 +149,11 @@ class DeviceWatch:
             )
         elif worse:
             state.closed = f"{worse} since this agent started; reset it (`nvidia-smi -r -i {device.id}`)"
-        elif foreign and (amount > self._rule.above_bytes or any(not user.memory_bytes for user in foreign)):
+        elif foreign and (amount > self._options.foreign_gpu_bytes or any(not user.memory_bytes for user in foreign)):
             pids = " ".join(str(user.pid) for user in foreign[:MAX_SHOWN] if user.pid)
             ending = f"end it if nobody needs it (`kill {pids}`)" if pids else "end it if nobody needs it"
             self._judge(state, f"{_described(state.foreign, amount, len(foreign))}; {ending}{_BESIDE}")
-        elif unnamed > self._rule.above_bytes:
+        elif unnamed > self._options.foreign_gpu_bytes:
             what = f"{_gib(unnamed)} of its memory are in use, by no process that the driver names"
             self._judge(state, f"{what}; end what runs there{_BESIDE}")
         if health.warning and not state.warning:
@@ -186,7 +173,7 @@ class DeviceWatch:
         return xid
 
     def _judge(self, state: common_pb2.DeviceState, what: str) -> None:
-        match self._rule.use:
+        match self._options.foreign_gpu_use:
             case "avoid":
                 state.closed = what
             case "warn":
