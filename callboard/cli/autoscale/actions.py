@@ -12,16 +12,14 @@ from rich.table import Table
 from callboard.cli.autoscale.loop import Autoscaler, Limits, Provider
 from callboard.cli.autoscale.providers import CommandProvider, LocalProvider
 from callboard.cli.cluster.growing import cluster_to_grow
-from callboard.cli.local.growth import NotGrowable
+from callboard.cli.local.growth import running_plan
 from callboard.cli.local.interrupts import Interrupts, run_locally
-from callboard.cli.local.plan import read_plan
 from callboard.cli.options import reading, wishes
 from callboard.cli.show import consoles, tables, words
 from callboard.cli.show.plain import plain
 from callboard.cli.show.printing import show_result, tell
 from callboard.cli.show.verb_guard import connected
 from callboard.client.client import Client
-from callboard.client.clusters import read_record
 from callboard.model.durations import parse_duration_ms
 from callboard.model.quantities import QuantityError, Resources
 from callboard.v1.scheduler_pb2 import Demand
@@ -67,20 +65,13 @@ def run(
     stated = _amounts(node)
 
     async def main(_: Interrupts) -> None:
-        local = None if by_command else _local(name)
-        async with Client(wishes.controller or (local[0] if local else None)) as client:
-            source: Provider = local[1] if local else CommandProvider(client, up, down, stated)
+        directory = cluster_to_grow(name) if not by_command else None
+        local = LocalProvider(directory, running_plan(directory)[0], tell) if directory else None
+        async with Client(wishes.controller or (local.plan.controller if local else None)) as client:
+            source: Provider = local or CommandProvider(client, up, down, stated)
             scaler = Autoscaler(client, source, limits, tell, time.monotonic)
             tell(f"keeping {least} to {most} nodes at {client.address}")
-            await scaler.run(lambda: _pause(pause_s, local[1] if local else None))
-
-    def _local(cluster: str) -> tuple[str, LocalProvider]:
-        directory = cluster_to_grow(cluster)
-        plan, record = read_plan(directory), read_record(directory)
-        if plan is None or record is None:
-            assert record is not None, "a running cluster has a record"
-            raise NotGrowable(record)
-        return plan.controller, LocalProvider(directory, plan, tell)
+            await scaler.run(lambda: _pause(pause_s, local))
 
     def ended() -> int:
         tell("Ended; the nodes stay as they are.")

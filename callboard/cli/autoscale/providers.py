@@ -14,13 +14,11 @@ from pathlib import Path
 
 from callboard.cli.autoscale.loop import ProviderFailed
 from callboard.cli.autoscale.sizing import Room
-from callboard.cli.local.cluster_lock import ClusterGone
-from callboard.cli.local.growth import add_worker, end_worker, running_workers
+from callboard.cli.local.growth import add_worker, end_worker, running_plan, running_workers
 from callboard.cli.local.plan import ClusterPlan
 from callboard.cli.show.exits import CommandFailed
 from callboard.client.calls.cluster_calls import id_of
 from callboard.client.client import Client
-from callboard.client.clusters import read_record
 from callboard.model.quantities import Resources
 from callboard.v1.node_pb2 import Node
 from callboard.wire.amounts import resources_from_proto
@@ -56,9 +54,7 @@ class LocalProvider:
         Raises:
             ClusterGone: the cluster was ended.
         """
-        record = read_record(self.directory)
-        if record is None or not record.is_running():
-            raise ClusterGone(self.directory)
+        running_plan(self.directory)
 
     def new_room(self, nodes: Sequence[Node]) -> Room:
         """What the plan of the cluster gives every node; what its GPUs are, those say that are there."""

@@ -95,7 +95,7 @@ async def add_worker(directory: Path, tell: Callable[[str], None], *, timeout_s:
         tell(f"another addition is in progress, by {holder} (attempt {number}/{of})")
 
     async with cluster_lock(directory, "add-worker", pause_s=lock_pause_s, tell=in_progress):
-        plan, record = _known(directory)
+        plan, record = running_plan(directory)
         async with Client(plan.controller) as client:
             nodes = await client.list_nodes()
             revision = (await client.stats()).revision
@@ -138,7 +138,13 @@ def running_workers(directory: Path) -> dict[str, ProcessId]:
     return {each.role.removeprefix("agent "): each.process for each in agents if each.process.is_running()}
 
 
-def _known(directory: Path) -> tuple[ClusterPlan, ClusterRecord]:
+def running_plan(directory: Path) -> tuple[ClusterPlan, ClusterRecord]:
+    """What a cluster that runs was started with, and its record.
+
+    Raises:
+        ClusterGone: it does not run.
+        NotGrowable: it was not started by `up`.
+    """
     record = read_record(directory)
     if record is None or not record.is_running():
         raise ClusterGone(directory)
