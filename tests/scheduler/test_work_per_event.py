@@ -562,3 +562,26 @@ def test_that_a_wait_for_nodes_is_over_costs_the_same_however_many_there_are() -
         assert ended.state is JobState.FAILED
         assert "nothing there could ever hold waits" in ended.reason
     assert counts[1] <= counts[0] + 20
+
+
+def test_the_loss_of_a_node_costs_the_same_however_many_were_lost_before() -> None:
+    """What was on them is owed to Ray until a node is back, and jobs by the thousand wait for it."""
+    counts = []
+    for nodes in (12, 96):
+        world = World({f"n{number:02}": {"cpu": 8, "gpu": 1} for number in range(nodes)})
+        world.pool(pool_spec())
+        for number in range(nodes):
+            world.submit(job_spec(f"j{number}"))
+        silent = [(node.node_id, node.epoch) for node in world.state.nodes.values()]
+        for node_id, epoch in silent:
+            world.send(ev.NodeSuspected(now_ms=world.now_ms, node_id=node_id, epoch=epoch))
+        *first, last = [
+            ev.NodeLost(now_ms=world.now_ms, node_id=node_id, epoch=epoch, reason="silent") for node_id, epoch in silent
+        ]
+        for event in first:
+            world.send(event)
+        assert not world.state.group_index.returning
+        counts.append(calls_of(lambda event=last, of=world.scheduler: of.handle(event)))  # type: ignore[misc]
+        assert len(world.state.group_index.orphans) == nodes
+        assert len(world.state.jobs_by_state[JobState.PENDING]) == nodes
+    assert counts[1] <= counts[0] + 30

@@ -395,6 +395,8 @@ def reassign_removals(tx: Transaction, left: str = "") -> None:
         left: node whose agent can't remove any more, though it may still be there.
     """
     index = tx.state.group_index
+    if not tx.state.roster.first_connected():
+        return  # When all are lost, each loss would look at all that those before left behind.
     theirs = [group_id for group_id in index.by_executor.get(left, ()) if group_id in index.by_state[GROUP_REMOVING]]
     waiting = [tx.state.groups[group_id] for group_id in dict.fromkeys((*index.orphans, *theirs))]
     for group in sorted(waiting, key=lambda group: group.number):

@@ -14,7 +14,6 @@ from callboard.scheduler.records.pool_records import BundleRecord
 from callboard.scheduler.records.states import (
     GROUP_NOMINATED,
     GROUP_READY,
-    GROUP_REMOVING,
     JOB_PREEMPTING,
     JOB_STARTING,
     JOB_STOPPING,
@@ -238,7 +237,7 @@ def nominate(tx: Transaction, uid: str, plan: Plan, *, patient: bool = False) ->
     if plan.waits and not waits_for and not patient:
         leaving = (JOB_STOPPING, JOB_PREEMPTING)
         waits_for = [other for job_state in leaving for other in tx.state.jobs_by_state[job_state]]
-        waits_for += list(tx.state.group_index.by_state[GROUP_REMOVING])
+        waits_for += tx.state.group_index.returning
     job = tx.change_job(
         uid, nominated=True, patient=patient, groups=tuple(group_ids), waits_for=tuple(waits_for), retry_ms=0
     )

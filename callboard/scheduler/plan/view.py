@@ -454,7 +454,7 @@ class View:
             return {}
         may: dict[str, None] = dict.fromkeys(assumption.trimmed)
         if assumption.future:
-            may |= dict.fromkeys(state.group_index.by_state[GROUP_REMOVING])
+            may |= dict.fromkeys(state.group_index.returning)
         for uid in self._ignored:
             job = state.jobs.get(uid)
             if job is not None and job.nominated:

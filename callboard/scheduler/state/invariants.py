@@ -201,7 +201,7 @@ def whole(state: State) -> dict[str, object]:
             f"groups {name}": _walked(getattr(groups, name))
             for name in ("of_pool", "on_node", "by_state", "by_executor", "by_ray_id")
         },
-        **{f"groups {name}": list(getattr(groups, name)) for name in ("orphans", "idle", "doomed")},
+        **{f"groups {name}": list(getattr(groups, name)) for name in ("orphans", "returning", "idle", "doomed")},
         "checkpoints": _walked(state._checkpoints_of_job),  # noqa: SLF001
         "preemptions": (_walked(state._preemptions_for), _walked(state._open_preemptions)),  # noqa: SLF001
         "roster": (state.roster.known(), _walked(state.roster.by_state)),

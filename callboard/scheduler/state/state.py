@@ -105,7 +105,7 @@ class State:
         """What is known of whether a shape could ever fit; forgotten when a node or a quota changes."""
         self.roster = Roster()
         self.node_kinds = NodeKinds()
-        self.group_index = GroupIndex(self._is_there)
+        self.group_index = GroupIndex(self.groups, self._is_there)
         self._job_index = JobIndex(self.specs)
         # What is asked of these all the time is asked without a detour.
         self.shapes = self._job_index.shapes
@@ -233,11 +233,11 @@ class State:
     @property
     def leaving(self) -> bool:
         """Whether anything is on its way out: jobs, extra workers, placement groups."""
-        by_job, by_group = self.jobs_by_state, self.group_index.by_state
+        by_job = self.jobs_by_state
         return bool(
             by_job[JOB_STOPPING]
             or by_job[JOB_PREEMPTING]
-            or by_group[GROUP_REMOVING]
+            or self.group_index.returning
             or self.leaving_extras
             or self.group_index.doomed
         )
