@@ -128,6 +128,20 @@ def test_a_store_in_use_and_a_key_that_is_another_are_refused_and_nothing_is_the
     assert (tmp_path / "key").read_bytes() == b"none"
 
 
+def test_what_is_no_journal_and_a_folder_that_is_not_there_are_said_to_be_that(state: Path, tmp_path: Path) -> None:
+    (tmp_path / "notes").write_text("no journal")
+    with pytest.raises(StoreFailed, match="is not a backup"):
+        restore_journal(tmp_path / "notes", tmp_path / "new")
+    for nowhere in (tmp_path / "nowhere", tmp_path):
+        with pytest.raises(StoreFailed, match="holds no journal"):
+            back_up_journal(nowhere, tmp_path / "b")
+    with pytest.raises(StoreFailed, match="can't be made") as raised:
+        back_up_journal(state, tmp_path / "nowhere" / "b")
+    assert "its directory" in raised.value.remedy
+    (tmp_path / "nowhere").mkdir()
+    assert back_up_journal(state, tmp_path / "nowhere" / "b").key.is_file(), "what the remedy says helps"
+
+
 def test_a_backup_is_made_beside_a_controller_and_restored_from_the_command_line(state: Path, tmp_path: Path) -> None:
     before = loaded(state)
     directory = StateDir(state)

@@ -158,7 +158,7 @@ async def test_r10_a_disk_that_is_full_and_gets_room_again(disk: Disk, monkeypat
             error = await refused(client, 2000)
             assert error.error.reason is ErrorReason.STORE_FAILED
             assert "journal.sqlite: can't be written, the disk is full" in str(error)
-            assert "Free some space; the controller goes on by itself" in str(error)
+            assert "Free some space; a controller that runs goes on by itself" in str(error)
             with pytest.raises(Unavailable, match="the disk is full"):
                 await client.list_jobs()
             # One that starts on it is refused in the same words, and leaves what there is.

@@ -62,6 +62,9 @@ KEY = "secrets.key"
 BEYOND = 1_000_000
 """How far the numbers of workers and groups go on behind those of a backup: more than can have been given since."""
 
+_SQLITE = b"SQLite format 3\0"
+"""How a file of SQLite begins."""
+
 _PIECE_BYTES = 2 << 20
 """Most of a package that is read from a file at one time."""
 
@@ -161,7 +164,7 @@ def restore_journal(file: Path, target: Where, *, key: Path | None = None, until
         StoreFailed: in words.
     """
     with ExitStack() as held:
-        if not file.is_file():
+        if not _is_database(file):
             raise StoreFailed(file, "is not a backup", "Name a file that `callboard store backup` made.")
         return _copied(held, file, target, key=key, until=until, back=True)
 
@@ -189,12 +192,14 @@ def _copied(
     """
     if alone:
         _reserve(held, source)
-    found_key = _key_of(source, target, key)
-    # Twice: a job that came, and one that ended, while the journal was read.
-    before = _secrets(source, found_key)
     journal = source / JOURNAL_NAME if isinstance(source, Path) and source.is_dir() else source
     if isinstance(journal, Path) and not journal.is_file():
         raise StoreFailed(source, "holds no journal", "Name the state directory of a controller.")
+    with reading(journal):
+        pass  # What is no journal must not be said to lack a key.
+    found_key = _key_of(source, target, key)
+    # Twice: a job that came, and one that ended, while the journal was read.
+    before = _secrets(source, found_key)
     database = held.enter_context(reading(journal))
     if database.format() != FORMAT or not database.has_table("fruitless"):
         raise StoreFailed(
@@ -257,6 +262,13 @@ def _lock(database: Any) -> None:
 
     if not database.execute("SELECT pg_try_advisory_lock(?)", (LOCK,)).fetchone()[0]:
         raise StoreFailed(database.name, "is in use: a controller leads there", "End its controllers first.")
+
+
+def _is_database(file: Path) -> bool:
+    if not file.is_file():
+        return False
+    with file.open("rb") as opened:
+        return opened.read(len(_SQLITE)) == _SQLITE
 
 
 def _key_at(place: Path) -> Path:

@@ -20,6 +20,8 @@ from callboard.model.faults import Fault, InvalidInput
 BUSY_TIMEOUT_S = 5.0
 """Readers of old events never block the writer (WAL); what remains is a person with sqlite3 open."""
 
+_FREE_SPACE = "Free some space; a controller that runs goes on by itself."
+
 Where = Path | str
 """A journal: the file of SQLite, or the URL of a PostgreSQL."""
 
@@ -192,11 +194,13 @@ def failure(path: Path, error: Exception) -> StoreFailed:
     """What an error of SQLite or the disk means, in words."""
     text = " ".join(str(error).split())
     known: Iterable[tuple[str, str, str]] = (
-        ("full", "can't be written, the disk is full", "Free some space; the controller goes on by itself."),
-        ("No space left", "can't be written, the disk is full", "Free some space; the controller goes on by itself."),
+        ("full", "can't be written, the disk is full", _FREE_SPACE),
+        ("No space left", "can't be written, the disk is full", _FREE_SPACE),
         ("disk I/O", "can't be read or written, the disk reports an error", "Check the disk and the system's log."),
         ("readonly", "can't be written, it is read-only", "Make the file and its directory writable."),
         ("Read-only file system", "can't be written, it is read-only", "Make the file and its directory writable."),
+        ("No such file or directory", "can't be made", "Make its directory first, or name another."),
+        ("Permission denied", "can't be used by this account", "Let it read and write there, or name another place."),
         ("unable to open", "can't be opened", "Check that the directory exists and is writable."),
         ("locked", "is locked by another program", "End the program that has the file open."),
         ("malformed", "is damaged", "Restore it from a backup; nothing was changed."),

@@ -221,9 +221,8 @@ class PostgresDatabase:
             if state.startswith(mark):
                 return StoreFailed(self.name, why, remedy)
         if isinstance(error, psycopg.OperationalError):
-            return StoreFailed(
-                self.name, f"can't be reached ({text})", "Start the database; the controller goes on by itself."
-            )
+            remedy = "Start the database, or correct its address; a controller that runs goes on by itself."
+            return StoreFailed(self.name, f"can't be reached ({text})", remedy)
         return StoreFailed(self.name, f"can't be used ({text})", "Check the database and its log.")
 
     def cut(self) -> None:
