@@ -232,6 +232,7 @@ def test_down_without_a_cluster_says_so(machine: Machine) -> None:
         ("--agents", "0"),
         ("--resource", "robot=1", "--resource", "robot=2"),
         ("--resource", "robot=-1"),
+        ("--ray-address", "10.0.0.1:6379", "--runtime", "process"),
         ("--page", "here"),
         ("--page", "127.0.0.1:99999"),
     ],

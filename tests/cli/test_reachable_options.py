@@ -184,6 +184,7 @@ def test_ft_e1_every_limit_can_be_stated(limit: str, started: list[Any], tmp_pat
         ("controller --limit queue=3", "ended_jobs"),
         ("controller --limit inbox=many", "whole number"),
         ("controller --limit inbox=0", "inbox=0"),
+        ("controller --limit inbox=5 --limit inbox=9", "inbox again"),
         ("controller --loop round", "uvloop"),
         ("controller --log-level loud", "warning"),
         ("up --interpreter /nowhere/python", "/nowhere/python"),
@@ -192,8 +193,8 @@ def test_ft_e1_every_limit_can_be_stated(limit: str, started: list[Any], tmp_pat
     ],
 )
 def test_ft_e1_a_refusal_names_the_option(line: str, said: str, started: list[Any], tmp_path: Path) -> None:
-    verb, option, value = line.split()
-    result = say(tmp_path, verb, option, [value])
+    verb, option, *values = line.split()
+    result = say(tmp_path, verb, option, values)
     assert result.exit_code == 2
     assert option in result.output
     assert said in result.output

@@ -77,21 +77,13 @@ def check_nodes(plan: ClusterPlan) -> None:
         raise typer.BadParameter(
             f"{plan.cpus} is not a whole number; a Ray node has whole CPUs", param_hint="--cpus-per-node"
         )
+    if plan.ray_address and plan.runtime != "ray":
+        raise typer.BadParameter(
+            "is for nodes with Ray; leave it out, or say --runtime ray", param_hint="--ray-address"
+        )
     with reading("--memory-per-node"):
         parse_memory(plan.memory)
-    named: set[str] = set()
-    for resource in plan.resources:
-        name, _, amount = resource.partition("=")
-        try:
-            negative = parse_milli(amount) < 0
-        except QuantityError as error:
-            raise typer.BadParameter(f"{resource!r}: {error}", param_hint="--resource") from error
-        if not is_custom_resource(name):
-            raise typer.BadParameter(f"{name!r} can't be the name of a custom resource", param_hint="--resource")
-        if negative or name in named:
-            why = "is negative" if negative else f"states {name} again"
-            raise typer.BadParameter(f"{resource!r} {why}", param_hint="--resource")
-        named.add(name)
+    _check_resources(plan.resources)
     for path in plan.interpreters:
         if not (path.startswith("/") and os.access(path, os.X_OK)):
             why = f"{path} is not the absolute path of a program on this machine"
@@ -103,6 +95,22 @@ def check_nodes(plan: ClusterPlan) -> None:
             split_address(page_address(plan.page), "--page")
         except OptionError as error:
             raise typer.BadParameter(error.why, param_hint="--page") from error
+
+
+def _check_resources(resources: Sequence[str]) -> None:
+    named: set[str] = set()
+    for resource in resources:
+        name, _, amount = resource.partition("=")
+        try:
+            negative = parse_milli(amount) < 0
+        except QuantityError as error:
+            raise typer.BadParameter(f"{resource!r}: {error}", param_hint="--resource") from error
+        if not is_custom_resource(name):
+            raise typer.BadParameter(f"{name!r} can't be the name of a custom resource", param_hint="--resource")
+        if negative or name in named:
+            why = "is negative" if negative else f"states {name} again"
+            raise typer.BadParameter(f"{resource!r} {why}", param_hint="--resource")
+        named.add(name)
 
 
 def _check_object_store(plan: ClusterPlan) -> None:

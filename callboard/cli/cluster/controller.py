@@ -133,6 +133,8 @@ def _limits(stated: Sequence[str]) -> Limits:
             raise OptionError("--limit", f"{name!r} is not the name of a limit; there are {', '.join(names)}.")
         if not (number.isascii() and number.isdigit()):
             raise OptionError("--limit", f"{text!r} is not NAME=N, with a whole number N.")
+        if name in found:
+            raise OptionError("--limit", f"{text!r} states {name} again.")
         found[name] = int(number)
     return Limits(**found)
 

@@ -223,7 +223,7 @@ class OutputReads(Listener):
         for attempt in (asked.first_attempt, asked.last_attempt):
             if attempt > max(job.attempt, 1):
                 raise NotFound(
-                    f"job {job.name} has had {job.attempt} attempts; there is no {attempt}", metadata=subject
+                    f"job {job.name} has no attempt {attempt}; its newest is {job.attempt}", metadata=subject
                 )
         if not asked.first_attempt and not asked.last_attempt:
             asked.first_attempt = max(job.attempt, 1)
