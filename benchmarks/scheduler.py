@@ -235,6 +235,19 @@ def returns(nodes: int) -> Figure:
     return timed("node back after a restart", cluster, hellos)
 
 
+def losses(nodes: int) -> Figure:
+    """All nodes fall silent and are given up one after another, each with the eight jobs that it runs."""
+    cluster = full(nodes, nodes * DEVICES)
+    epochs = {node.node_id: node.epoch for node in cluster.scheduler.state.nodes.values()}
+    for node_id, epoch in epochs.items():
+        cluster.handle(ev.NodeSuspected(now_ms=cluster.now_ms, node_id=node_id, epoch=epoch))
+    lost = (
+        ev.NodeLost(now_ms=cluster.now_ms, node_id=node_id, epoch=epoch, reason="silent")
+        for node_id, epoch in epochs.items()
+    )
+    return timed("loss of a node, of all", cluster, lost)
+
+
 def memory(nodes: int) -> dict[str, float]:
     """Bytes per node and per running job."""
     tracemalloc.start()
@@ -283,6 +296,7 @@ BENCHES: dict[str, Callable[[int], Figure]] = {
     "completions": completions,
     "joins": joins,
     "returns": returns,
+    "losses": losses,
 }
 
 
