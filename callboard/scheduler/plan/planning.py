@@ -194,6 +194,8 @@ class _Search:
     def with_victims(self, max_victims: int, now_ms: int) -> Plan | Blocked:
         """A plan with the lowest possible maximum priority of victims, and of those the cheapest irreducible set."""
         state = self._state
+        if not state.free:
+            return Blocked()  # No node takes work, whoever yields: in an outage all jobs that run would be looked at.
         base = Assumption(subject=self._uid, future=True, overtaken=self._overtakable(now_ms))
         level = lowest_level(state, self._spec, self._uid, now_ms, self._claims)
         if level.complete and not level.few:
@@ -351,17 +353,34 @@ class _Search:
         if not assumption.trimmed and not assumption.overtaken:
             return Plan(uses, waits=assumption.patient)
         order = View(self._state, replace(assumption, trimmed=frozenset())).trimmable()
-        for group_id in reversed([group_id for group_id in order if group_id in assumption.trimmed]):
-            fewer = self._try_exactly(replace(assumption, trimmed=assumption.trimmed - {group_id}))
-            if fewer is not None:
-                assumption, uses = fewer
-        for uid in sorted(assumption.overtaken, key=lambda uid: self._state.queue_key(self._state.jobs[uid])):
-            fewer = self._try_exactly(replace(assumption, overtaken=assumption.overtaken - {uid}))
-            if fewer is not None:
-                assumption, uses = fewer
+        newest_first = [group_id for group_id in reversed(order) if group_id in assumption.trimmed]
+        assumption, uses = self._without(newest_first, "trimmed", assumption, uses)
+        by_turn = sorted(assumption.overtaken, key=lambda uid: self._state.queue_key(self._state.jobs[uid]))
+        assumption, uses = self._without(by_turn, "overtaken", assumption, uses)
         trims = tuple(group_id for group_id in order if group_id in assumption.trimmed)
         overtakes = tuple(uid for uid in self._state.nominated if uid in assumption.overtaken)
         return Plan(uses, trims, overtakes, waits=assumption.patient)
+
+    def _without(
+        self, names: Sequence[str], field: str, assumption: Assumption, uses: tuple[GroupUse, ...]
+    ) -> tuple[Assumption, tuple[GroupUse, ...]]:
+        """The same with those names left out that the plan does without, the first first. Most are: so it tries one,
+        two, four together, and halves where that is too many."""
+        first = 0
+        while first < len(names):
+            fine, too_many, step = first, len(names) + 1, 1
+            found = assumption, uses
+            while fine + 1 < too_many:
+                end = (fine + too_many) // 2 if too_many <= len(names) else min(fine + step, len(names))
+                left = getattr(assumption, field) - set(names[first:end])
+                fewer = self._try_exactly(replace(assumption, **{field: left}))
+                if fewer is None:
+                    too_many = end
+                else:
+                    fine, found, step = end, fewer, 2 * step
+            assumption, uses = found
+            first = fine + 1
+        return assumption, uses
 
 
 def _starts_in_ms(state: State, uid: str, now_ms: int) -> int:

@@ -28,6 +28,10 @@ class FreeIndex:
         self.cpu_milli = 0
         """What is free on all of them together."""
 
+    def __len__(self) -> int:
+        """How many nodes are usable."""
+        return len(self._known)
+
     def update(self, book: NodeBook) -> None:
         """Follows a node after its record or its sums changed."""
         node_id = book.node.node_id
