@@ -161,7 +161,7 @@ class State:
 
     def put_ended(self, specs: Sequence[SpecRecord], jobs: Sequence[JobRecord]) -> None:
         """As :meth:`apply` for jobs that have ended, are new and state no time by which something is due, and for their
-        specs; at a fifth of the cost, since a restart has a hundred thousand of them."""
+        specs; at a third of the cost, since a restart has a hundred thousand of them."""
         uids = [job.uid for job in jobs]
         self.specs.add_all(dict(zip(uids, specs, strict=True)))
         self.jobs.add_all(dict(zip(uids, jobs, strict=True)))
