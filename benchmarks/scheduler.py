@@ -2,6 +2,7 @@
 
     python benchmarks/scheduler.py [--nodes 100 1000 10000] [--json]
     python benchmarks/scheduler.py --worst 128 512 10000          # the longest event of each kind, gang by gang
+    python benchmarks/scheduler.py --beside TREE                  # another checkout, a few events in turn
 
 Each row is one kind of decision at one size of the cluster (8 devices a node): how many a second, and the median and
 99th percentile of one ``handle``. Answers of agents are handled too, but not counted, except where a job ends: there
@@ -13,12 +14,18 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import os
 import random
+import statistics
+import subprocess
+import sys
 import time
 import tracemalloc
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
 
 from callboard.controller.loop.collector import spare_what_is_there
 from callboard.model.quantities import Resources
@@ -31,6 +38,10 @@ from callboard.scheduler.records.states import StopOutcome, WorkerState
 
 DEVICES = 8
 CAPACITY = Resources.parse({"cpu": 64, "memory": "512GiB", "gpu": DEVICES})
+PACED = "--paced" in sys.argv
+"""A measurement of two trees says when this one may go on (:func:`beside`)."""
+IN_TURN = 5
+"""Events after which it is the other tree's turn."""
 FILLING = 512
 """Workers of the gangs that fill up what a benchmark doesn't look at."""
 
@@ -126,16 +137,22 @@ class Cluster:
         return ev.JobSubmitted(now_ms=self.now_ms, uid=f"u{self.jobs}", spec=spec)
 
 
-def timed(what: str, cluster: Cluster, events: Iterator[ev.Event], *, whole: bool = False) -> Figure:
+def timed(
+    what: str, cluster: Cluster, events: Iterator[ev.Event], *, whole: bool = False, answered: bool = True
+) -> Figure:
     """Handles events one by one and measures each.
 
     Args:
         whole: the answers of agents, and what they lead to, are part of what is measured.
+        answered: agents answer the commands.
     """
     times: list[int] = []
     gc.collect()
     spare_what_is_there()  # as a controller does after its replay
-    for event in events:
+    for number, event in enumerate(events):
+        if PACED and number % IN_TURN == 0:
+            print(json.dumps((times[-IN_TURN:], False)), flush=True)
+            sys.stdin.readline()
         started = time.perf_counter_ns()
         try:
             outcome = cluster.handle(event)
@@ -143,9 +160,12 @@ def timed(what: str, cluster: Cluster, events: Iterator[ev.Event], *, whole: boo
             outcome = Outcome((), (), ())
         if not whole:
             times.append(time.perf_counter_ns() - started)
-        cluster.answer(outcome)
+        if answered:
+            cluster.answer(outcome)
         if whole:
             times.append(time.perf_counter_ns() - started)
+    if PACED:
+        print(json.dumps((times[-((len(times) - 1) % IN_TURN + 1) :], True)), flush=True)
     times.sort()
     return Figure(
         what,
@@ -235,17 +255,18 @@ def returns(nodes: int) -> Figure:
     return timed("node back after a restart", cluster, hellos)
 
 
-def losses(nodes: int) -> Figure:
-    """All nodes fall silent and are given up one after another, each with the eight jobs that it runs."""
+def losses(nodes: int, silent: int) -> Figure:
+    """Some nodes fall silent and are given up one after another, each with the eight jobs that it runs. These take the
+    place of others that yield and don't answer, where a node is left."""
     cluster = full(nodes, nodes * DEVICES)
-    epochs = {node.node_id: node.epoch for node in cluster.scheduler.state.nodes.values()}
+    epochs = {node.node_id: node.epoch for node in islice(cluster.scheduler.state.nodes.values(), silent)}
     for node_id, epoch in epochs.items():
         cluster.handle(ev.NodeSuspected(now_ms=cluster.now_ms, node_id=node_id, epoch=epoch))
     lost = (
         ev.NodeLost(now_ms=cluster.now_ms, node_id=node_id, epoch=epoch, reason="silent")
         for node_id, epoch in epochs.items()
     )
-    return timed("loss of a node, of all", cluster, lost)
+    return timed(f"loss of {silent} nodes", cluster, lost, answered=False)
 
 
 def memory(nodes: int) -> dict[str, float]:
@@ -296,8 +317,49 @@ BENCHES: dict[str, Callable[[int], Figure]] = {
     "completions": completions,
     "joins": joins,
     "returns": returns,
-    "losses": losses,
+    "losses": lambda nodes: losses(nodes, nodes),
+    "half-lost": lambda nodes: losses(min(nodes, 200), min(nodes, 200) // 2),
 }
+
+
+def beside(tree: str, name: str, nodes: int) -> str:
+    """One benchmark on this tree and another, a few events in turn, so that a machine whose speed changes from minute
+    to minute is the same for both.
+
+    Returns:
+        The p50 of both, and the median ratio of what the same few events took here and there.
+    """
+    here = str(Path(__file__).resolve().parent.parent)
+    arguments = [sys.executable, __file__, "--paced", "--only", name, "--nodes", str(nodes)]
+    # The order of sets follows the seed, and with it the time that a search in them takes.
+    runs = [
+        subprocess.Popen(
+            arguments,
+            env={**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": "0"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for path in (tree, here)
+    ]
+    took: tuple[list[list[int]], list[list[int]]] = ([], [])
+    ended = False
+    turns = 0
+    while not ended:
+        for index in (0, 1) if turns % 2 else (1, 0):
+            run = runs[index]
+            assert run.stdin is not None
+            assert run.stdout is not None
+            if turns:
+                print(file=run.stdin, flush=True)
+            times, ended = json.loads(run.stdout.readline())
+            took[index].append(times)
+        turns += 1
+    for run in runs:
+        run.communicate()
+    p50s = [statistics.median(ns for some in times for ns in some) / 1e6 for times in took]
+    ratio = statistics.median(sum(ours) / sum(theirs) for theirs, ours in zip(*took, strict=True) if ours)
+    return f"{name:14} {nodes:6} nodes  p50 there {p50s[0]:8.3f} ms, here {p50s[1]:8.3f} ms, ratio {ratio:.3f}"
 
 
 def main() -> None:
@@ -308,6 +370,8 @@ def main() -> None:
     parser.add_argument("--memory", action="store_true", help="measure memory too (slow)")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--worst", type=int, nargs="+", metavar="WORKERS", help="only the longest events of gangs")
+    parser.add_argument("--beside", metavar="TREE", help="compare with another checkout, a few events in turn")
+    parser.add_argument("--paced", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     for workers in options.worst or ():
         kinds = sorted(worst(workers).items(), key=lambda item: -item[1])
@@ -318,6 +382,9 @@ def main() -> None:
     for name in options.only:
         for nodes in options.nodes:
             if name == "gang512" and nodes * DEVICES < 512:
+                continue
+            if options.beside:
+                print(beside(options.beside, name, nodes), flush=True)
                 continue
             figures.append(BENCHES[name](nodes))
             if not options.json:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from callboard.model.frozen import quick
 from callboard.model.quantities import Resources, total
@@ -125,20 +126,31 @@ def _lost_by(worker: WorkerRecord, job: JobRecord, now_ms: int) -> tuple[int, in
     return (lost_ms * worker.resources.gpu_milli, lost_ms)
 
 
+Helps = Callable[[JobRecord], bool]
+"""Whether it could be of any use that a job yields."""
+
+
 def candidates(
-    state: State, preemptor: JobSpec, preemptor_uid: str, now_ms: int, claims: Claims
+    state: State, preemptor: JobSpec, preemptor_uid: str, now_ms: int, claims: Claims, *, helps: Helps | None = None
 ) -> tuple[list[Candidate], int]:
     """Who must yield to the preemptor, lowest priority first, cheapest first within one; and the earliest
-    time (ms) at which there may be more, 0 if there is none."""
+    time (ms) at which there may be more, 0 if there is none.
+
+    Args:
+        helps: passes over those that could be of no use; None: any could.
+    """
     found: list[Candidate] = []
+    judged: dict[YieldClass, Verdict] = {}
     retry_ms = 0
     for job_state in (JOB_RUNNING, JOB_STARTING):
         for uid in state.jobs_by_state[job_state]:
             job = state.jobs[uid]
-            verdict = may_yield(state, job, preemptor, preemptor_uid, now_ms, claims=claims)
+            verdict = may_yield(state, job, preemptor, preemptor_uid, now_ms, claims=claims, judged=judged)
             if verdict.rule is None:
                 if verdict.retry_ms and (not retry_ms or verdict.retry_ms < retry_ms):
                     retry_ms = verdict.retry_ms
+                continue
+            if helps is not None and not helps(job):
                 continue
             found.append(_whole(state, job, verdict, now_ms))
             if uid in state.elastic:
@@ -175,8 +187,14 @@ class LowestLevel:
 _UNKNOWN = LowestLevel((), complete=False)
 
 
-def lowest_level(state: State, preemptor: JobSpec, preemptor_uid: str, now_ms: int, claims: Claims) -> LowestLevel:
-    """Who comes first into question, found without a look at everybody else."""
+def lowest_level(
+    state: State, preemptor: JobSpec, preemptor_uid: str, now_ms: int, claims: Claims, *, helps: Helps | None = None
+) -> LowestLevel:
+    """Who comes first into question, found without a look at everybody else.
+
+    Args:
+        helps: passes over those that could be of no use; None: any could.
+    """
     pool = state.pools.get(preemptor.pool)
     if pool is not None and pool.spec.pg_pool.reserved_lendable and state.holders.classes:
         return _UNKNOWN
@@ -196,8 +214,8 @@ def lowest_level(state: State, preemptor: JobSpec, preemptor_uid: str, now_ms: i
                 continue
             if yielding.elastic:
                 return _UNKNOWN
-            for order in members[:FEW]:
-                job = state.jobs[order[-1]]
+            jobs = (state.jobs[order[-1]] for order in members)
+            for job in islice(jobs if helps is None else filter(helps, jobs), FEW):
                 spec = state.specs[job.uid].spec
                 if guarded(state, job, spec, preemptor, preemptor_uid, now_ms=now_ms) is not None:
                     return _UNKNOWN
@@ -246,12 +264,11 @@ def without(assumption: Assumption, victims: Sequence[Candidate]) -> Assumption:
 
 def overtakable(state: State, preemptor: JobSpec, preemptor_uid: str, now_ms: int, claims: Claims) -> list[str]:
     """Nominated jobs whose nomination the preemptor may take (I7), the least important first."""
-    found = [
-        uid
-        for uid in state.nominated
-        if uid != preemptor_uid
-        and state.jobs[uid].state not in ENDED
-        and may_yield(state, state.jobs[uid], preemptor, preemptor_uid, now_ms, claims=claims).rule is not None
-    ]
-    found.sort(key=lambda uid: state.queue_key(state.jobs[uid]), reverse=True)
-    return found
+    judged: dict[YieldClass, Verdict] = {}
+
+    def yields(job: JobRecord) -> bool:
+        return may_yield(state, job, preemptor, preemptor_uid, now_ms, claims=claims, judged=judged).rule is not None
+
+    jobs = [state.jobs[uid] for uid in state.nominated if uid != preemptor_uid]
+    found = [job for job in jobs if job.state not in ENDED and yields(job)]
+    return [job.uid for job in sorted(found, key=state.queue_key, reverse=True)]

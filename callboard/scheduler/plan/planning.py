@@ -16,20 +16,31 @@ from callboard.model.frozen import quick
 from callboard.model.specs import JobSpec
 from callboard.scheduler.plan.candidates import (
     Candidate,
+    Helps,
     candidates,
     lowest_level,
     overtakable,
     takes_only_what_is_owed,
     without,
 )
-from callboard.scheduler.plan.grouping import GroupUse, choose_groups, ever_fits, together
+from callboard.scheduler.plan.grouping import (
+    GroupUse,
+    charged_beside,
+    choose_groups,
+    ever_fits,
+    may_make,
+    new_kind,
+    together,
+)
 from callboard.scheduler.plan.pinned import pin
 from callboard.scheduler.plan.preemption import Claims, claims_of, left_ms
+from callboard.scheduler.plan.quota import shortages
 from callboard.scheduler.plan.rooms import NodeFilter, Rooms
 from callboard.scheduler.plan.victims import Choice, worker_by_worker
-from callboard.scheduler.plan.view import Assumption, Room, View, assuming
+from callboard.scheduler.plan.view import Assumption, View, assuming
 from callboard.scheduler.records.asks import Ask
-from callboard.scheduler.records.states import JOB_RUNNING, JOB_STARTING, Rule
+from callboard.scheduler.records.job_records import JobRecord
+from callboard.scheduler.records.states import JOB_RUNNING, JOB_STARTING, LIVE, Rule
 from callboard.scheduler.state.shapes import MAX_SHAPES
 from callboard.scheduler.state.state import State
 
@@ -150,6 +161,16 @@ class _Search:
             self._overtakes = frozenset(found)
         return self._overtakes
 
+    def _view(self, assumption: Assumption) -> View:
+        """The state under an assumption. All that look ahead share what they find on its way out."""
+        if not assumption.future:
+            return View(self._state, assumption)
+        return self._ahead if assumption is self._ahead.assumption else View(self._state, assumption, self._ahead)
+
+    @cached_property
+    def _ahead(self) -> View:
+        return View(self._state, Assumption(subject=self._uid, future=True))
+
     def without_victims(self, now_ms: int) -> Plan | None:
         """A plan that evicts nobody."""
         for assumption in self._from_now_on(now_ms):
@@ -162,13 +183,12 @@ class _Search:
         """What may be taken for granted if nobody is evicted, least first."""
         now = Assumption(subject=self._uid, passed=self._passable(now_ms))
         yield now
-        later = Assumption(subject=self._uid, future=True)
         if self._state.leaving or now.passed:
-            yield later
+            yield self._ahead.assumption
         overtakes = self._overtakable(now_ms)
         if overtakes:
             yield replace(now, overtaken=overtakes)
-            yield replace(later, overtaken=overtakes)
+            yield replace(self._ahead.assumption, overtaken=overtakes)
 
     def patiently(self) -> Plan | None:
         """A plan on the room of everything that runs."""
@@ -194,18 +214,20 @@ class _Search:
     def with_victims(self, max_victims: int, now_ms: int) -> Plan | Blocked:
         """A plan with the lowest possible maximum priority of victims, and of those the cheapest irreducible set."""
         state = self._state
-        if not state.free:
+        usable = len(state.free)
+        if not usable:
             return Blocked()  # No node takes work, whoever yields: in an outage all jobs that run would be looked at.
         base = Assumption(subject=self._uid, future=True, overtaken=self._overtakable(now_ms))
-        level = lowest_level(state, self._spec, self._uid, now_ms, self._claims)
+        helps = self._helps(base, usable)
+        level = lowest_level(state, self._spec, self._uid, now_ms, self._claims, helps=helps)
         if level.complete and not level.few:
             return Blocked()
-        for unit in level.few:
-            # One victim of the lowest level at which anybody must yield, if no two could be cheaper.
-            alone = self._evicting(base, [unit]) if level.is_least(unit) else None
+        # One victim of the lowest level at which anybody must yield, if no two could be cheaper. The first does mostly.
+        for number, unit in enumerate(filter(level.is_least, level.few)):
+            alone = self._evicting(base, [unit]) if not number or self._could_help(base, unit) else None
             if alone is not None:
                 return alone
-        found, retry_ms = candidates(state, self._spec, self._uid, now_ms, self._claims)
+        found, retry_ms = candidates(state, self._spec, self._uid, now_ms, self._claims, helps=helps)
         if not found:
             return Blocked(retry_ms)
         chosen = self._choose(base, found, max_victims)
@@ -243,7 +265,7 @@ class _Search:
         choice = Choice(state.cluster_use.capacity, enough, allowed)
         for unit in level:
             # A set whose maximum is lower than the lowest level cannot be enough, so one victim must be of that level.
-            if unit.priority_milli == top and self._could_help(unit) and enough([unit]):
+            if unit.priority_milli == top and self._could_help(base, unit) and enough([unit]):
                 choice.offer([unit])
                 break
         wanted, slots = together(state, self._spec, self._asks)
@@ -271,7 +293,7 @@ class _Search:
             units, _ = candidates(self._state, spec, self._uid, now_ms, self._claims)
         base = Assumption(subject=self._uid, future=True, overtaken=self._overtakable(now_ms))
         assumption = without(base, units)
-        return replace(assumption, trimmed=frozenset(View(self._state, assumption).trimmable()))
+        return replace(assumption, trimmed=frozenset(self._view(assumption).trimmable()))
 
     def with_one(self, victim: Victim) -> Plan | None:
         """A plan in which exactly this job yields."""
@@ -296,37 +318,62 @@ class _Search:
         is_enough = lambda priority_milli: feasible(up_to(priority_milli))  # noqa: E731
         return up_to(priorities[bisect_left(priorities[:-1], True, key=is_enough)])
 
-    def _could_help(self, unit: Candidate) -> bool:
-        """Whether evicting one unit alone could make room: a quick look that only rules out the hopeless."""
-        if not self._lacks_room():
-            return True
-        workers = [
-            worker
-            for worker in self._state.workers_of(unit.job.uid)
-            if not unit.generation or worker.generation == unit.generation
-        ]
-        if self._spec.placed:
-            places = {slot.place.node_id for ask in self._asks for slot in ask.slots if slot.place is not None}
-            return any(worker.node_id in places for worker in workers)
-        ask = self._asks[0].slots[0].resources
-        for node_id in dict.fromkeys(worker.node_id for worker in workers):
-            book = self._state.ledger.nodes[node_id]
-            room = Room(book.node, book.booked)
-            for worker in workers:
-                group = self._state.groups.get(worker.group_id)
-                for bundle in group.bundles if group is not None else ():
-                    if bundle.node_id == node_id:
-                        room.give_back(bundle)
-            if room.fits(ask):
-                return True
-        return False
+    def _helps(self, base: Assumption, usable: int) -> Helps | None:
+        """Who could be of use: most of those that run on nodes which fell silent are as cheap as others, and would be
+        tried one after another. None: anybody."""
+        state, wanted = self._state, together(self._state, self._spec, self._asks)[0]
+        if usable == len(state.nodes) and not wanted.required:
+            return None
+        only_room: list[bool] = []
 
-    def _lacks_room(self) -> bool:
+        def helps(job: JobRecord) -> bool:
+            groups = dict.fromkeys(worker.group_id for worker in state.workers_of(job.uid) if worker.state in LIVE)
+            nodes = (state.nodes[bundle.node_id] for group_id in groups for bundle in state.groups[group_id].bundles)
+            if any(node.usable and wanted.admits(node) for node in nodes):
+                return True
+            if not only_room:
+                only_room.append(self._lacks_only_room(base))
+            return not only_room[0]
+
+        return helps
+
+    def _lacks_only_room(self, base: Assumption) -> bool:
+        """Whether neither quota nor the number of groups keeps the job from its start: then whoever leaves no room
+        where the job may go is of no use to it."""
+        view = self._view(base)
+        for ask in self._asks:
+            pool = self._state.pools[ask.pool].spec
+            kind = new_kind(pool.pg_pool)
+            charged = charged_beside(view.charged, self._asks, ask)
+            if shortages(self._state.pools, charged, pool, ask.resources):
+                return False
+            if kind is not None and not may_make(view, pool, kind):
+                return False
+        return True
+
+    def _could_help(self, base: Assumption, unit: Candidate) -> bool:
+        """Whether evicting one unit alone could make room: a quick look that only rules out the hopeless."""
+        if not self._lacks_room(base):
+            return True
+        state = self._state
+        nodes = dict.fromkeys(
+            worker.node_id
+            for worker in state.workers_of(unit.job.uid)
+            if not unit.generation or worker.generation == unit.generation
+        )
+        if self._spec.placed:
+            return any(
+                slot.place is not None and slot.place.node_id in nodes for ask in self._asks for slot in ask.slots
+            )
+        ask = self._asks[0].slots[0].resources
+        view = self._view(without(base, [unit]))
+        return any(view.room_alone(state.nodes[node_id]).fits(ask) for node_id in nodes)
+
+    def _lacks_room(self, base: Assumption) -> bool:
         """Whether a job of one worker, or one whose places are given, finds no room: then only evicting on its
         nodes-to-be can help."""
         if self._no_room is None:
-            view = View(self._state, Assumption(subject=self._uid, future=True))
-            rooms = Rooms(self._state, view, NodeFilter())
+            rooms = Rooms(self._state, self._view(base), NodeFilter())
             if self._spec.placed:
                 self._no_room = pin(rooms, [slot for ask in self._asks for slot in ask.slots]) is None
                 return self._no_room
@@ -337,7 +384,7 @@ class _Search:
 
     def _try(self, assumption: Assumption) -> tuple[Assumption, tuple[GroupUse, ...]] | None:
         """Groups under an assumption; if there are none, with every idle dynamic group out of the way."""
-        view = View(self._state, assumption)
+        view = self._view(assumption)
         uses = choose_groups(self._state, view, self._spec, self._asks)
         if uses is not None:
             return assumption, uses
@@ -345,14 +392,14 @@ class _Search:
         return self._try_exactly(assuming(assumption, {"trimmed": frozenset(idle)})) if idle else None
 
     def _try_exactly(self, assumption: Assumption) -> tuple[Assumption, tuple[GroupUse, ...]] | None:
-        uses = choose_groups(self._state, View(self._state, assumption), self._spec, self._asks)
+        uses = choose_groups(self._state, self._view(assumption), self._spec, self._asks)
         return None if uses is None else (assumption, uses)
 
     def _slim(self, assumption: Assumption, uses: tuple[GroupUse, ...]) -> Plan:
         """The plan without trims and overtakings that turn out unnecessary; the oldest idle groups go first."""
         if not assumption.trimmed and not assumption.overtaken:
             return Plan(uses, waits=assumption.patient)
-        order = View(self._state, replace(assumption, trimmed=frozenset())).trimmable()
+        order = self._view(replace(assumption, trimmed=frozenset())).trimmable()
         newest_first = [group_id for group_id in reversed(order) if group_id in assumption.trimmed]
         assumption, uses = self._without(newest_first, "trimmed", assumption, uses)
         by_turn = sorted(assumption.overtaken, key=lambda uid: self._state.queue_key(self._state.jobs[uid]))

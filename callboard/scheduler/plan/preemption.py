@@ -11,6 +11,7 @@ from callboard.scheduler.plan.view import Assumption, View
 from callboard.scheduler.records.job_records import JobRecord
 from callboard.scheduler.records.states import ENDED, JOB_RUNNING, JOB_STARTING, GroupKind, Rule
 from callboard.scheduler.records.wording import time_left
+from callboard.scheduler.state.shapes import YieldClass
 from callboard.scheduler.state.state import State
 
 
@@ -63,7 +64,14 @@ def policy_owner(state: State, pool: str, field: str) -> str:
 
 
 def may_yield(
-    state: State, victim: JobRecord, preemptor: JobSpec, preemptor_uid: str, now_ms: int, *, claims: Claims = NO_CLAIMS
+    state: State,
+    victim: JobRecord,
+    preemptor: JobSpec,
+    preemptor_uid: str,
+    now_ms: int,
+    *,
+    claims: Claims = NO_CLAIMS,
+    judged: dict[YieldClass, Verdict] | None = None,
 ) -> Verdict:
     """Whether ``victim`` must yield to a job with the spec ``preemptor``.
 
@@ -72,6 +80,8 @@ def may_yield(
 
     Args:
         claims: what quota says. Neither priorities, shields nor protection keep borrowed quota from its owner.
+        judged: what the rules say of each class, kept from one victim to the next by who asks about many. The texts
+            name the first of a class.
     """
     spec = state.specs[victim.uid].spec
     refused = guarded(state, victim, spec, preemptor, preemptor_uid, now_ms=now_ms)
@@ -79,7 +89,11 @@ def may_yield(
         return refused
     if _lent_group(state, victim, spec, preemptor):
         return Verdict(Rule.RESERVED, f"{victim.name} borrows a reserved placement group of pool {preemptor.pool}")
-    return by_rules(state, spec, preemptor, claims)
+    judged = {} if judged is None else judged
+    yielding = state.shapes[victim.uid].yield_class
+    if yielding not in judged:
+        judged[yielding] = by_rules(state, spec, preemptor, claims)
+    return judged[yielding]
 
 
 def by_rules(state: State, spec: JobSpec, preemptor: JobSpec, claims: Claims) -> Verdict:

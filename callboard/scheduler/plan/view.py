@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 from operator import sub
 
@@ -64,6 +65,15 @@ class Room:
             self.device_milli = list(map(sub, self.device_milli, amounts.device_milli))
             for index, taken in amounts.device_bytes.items():
                 self.taken_bytes[index] = self.taken_bytes.get(index, 0) + taken
+
+    def copy(self) -> Room:
+        """The same once more: what is taken from one is still free in the other."""
+        same = Room.__new__(Room)
+        same.node, same.near = self.node, self.near
+        same.cpu_milli, same.memory_bytes = self.cpu_milli, self.memory_bytes
+        same.custom_milli, same.taken_bytes = dict(self.custom_milli), dict(self.taken_bytes)
+        same.device_milli = list(self.device_milli)
+        return same
 
     @property
     def tells_distances(self) -> bool:
@@ -294,11 +304,18 @@ assuming = evolver(Assumption)
 
 
 class View:
-    """The state under an assumption."""
+    """The state under an assumption.
 
-    def __init__(self, state: State, assumption: Assumption) -> None:
+    Args:
+        basis: a view that takes less of the same for granted, and looks ahead as this one does. What it found out of
+            everything that is on its way out is not found out again: a plan tries several assumptions.
+    """
+
+    def __init__(self, state: State, assumption: Assumption, basis: View | None = None) -> None:
         self.state = state
         self.assumption = assumption
+        self._basis = basis
+        self.pristine: dict[str, Room] = {}
         self._ignored = {*assumption.overtaken, *assumption.passed, assumption.subject}
         self._back: dict[str, list[BundleRecord]] | None = None
         self._left: frozenset[str] | None = None if assumption.future else assumption.released
@@ -312,7 +329,7 @@ class View:
         return self._left
 
     @property
-    def _returns(self) -> dict[str, list[BundleRecord]]:
+    def returns(self) -> dict[str, list[BundleRecord]]:
         """Found when it is asked for first: who asks about quota alone never does."""
         if self._back is None:
             self._back = self._returned_bundles()
@@ -322,9 +339,16 @@ class View:
         """What is free on a node."""
         if self.assumption.empty:
             return Room(node)
-        book = self.state.ledger.nodes[node.node_id]
+        node_id, basis = node.node_id, self._basis
+        back = self.returns.get(node_id)
+        if basis is not None and basis.returns.get(node_id) is back:
+            known = basis.pristine.get(node_id)
+            if known is None:
+                known = basis.pristine[node_id] = basis.room(node)
+            return known.copy()
+        book = self.state.ledger.nodes[node_id]
         room = Room(node, book.booked, book.claimed)
-        for bundle in self._returns.get(node.node_id, ()):
+        for bundle in back or ():
             room.give_back(bundle)
         return room
 
@@ -334,7 +358,7 @@ class View:
         room = Room(node, book.booked, book.claimed)
         for group_id in self.state.group_index.on_node.get(node.node_id, ()):
             group = self.state.groups[group_id]
-            if self._comes_back(group):
+            if self.comes_back(group):
                 for bundle in group.bundles:
                     if bundle.node_id == node.node_id:
                         room.give_back(bundle)
@@ -346,7 +370,7 @@ class View:
         gpu_milli, cpu_milli = ask.gpu_milli - free.gpu_milli, ask.cpu_milli - free.cpu_milli
         if gpu_milli <= 0 and cpu_milli <= 0:
             return True
-        for bundles in self._returns.values():
+        for bundles in self.returns.values():
             for bundle in bundles:
                 gpu_milli -= bundle.resources.gpu_milli
                 cpu_milli -= bundle.resources.cpu_milli
@@ -354,7 +378,7 @@ class View:
 
     def changed_nodes(self) -> Iterable[str]:
         """Nodes on which more is free than the ledger says."""
-        return self._returns.keys()
+        return self.returns.keys()
 
     def open_to_subject(self, group: GroupRecord) -> bool:
         """Whether the subject may use a placement group once what is assumed has happened."""
@@ -414,8 +438,7 @@ class View:
 
     def trimmable(self) -> list[str]:
         """Dynamic groups nobody uses (once what is assumed has happened), oldest idle first."""
-        ids = dict.fromkeys(self.state.group_index.idle)
-        ids |= dict.fromkeys(worker.group_id for worker in self._gone_workers())
+        ids = dict.fromkeys(self.state.group_index.idle) | self.left_groups
         groups = [self.state.groups[group_id] for group_id in ids]
         found = [group for group in groups if group.group_kind is KIND_DYNAMIC and self.unused(group)]
         found.sort(key=lambda group: (group.idle_since_ms or self.state.meta.now_ms, group.number))
@@ -432,43 +455,56 @@ class View:
             self.state.jobs[worker.job].state in LEAVING or (worker.extra and worker.state is WORKER_STOPPING)
         )
 
-    def _gone_workers(self) -> Iterator[WorkerRecord]:
+    def _gone_workers(self, basis: View | None = None) -> Iterator[WorkerRecord]:
+        """Workers that are taken as gone; with a basis, those that it does not take as gone, and perhaps some more."""
         gone = self._gone
-        for uid in gone:
+        for uid in gone if basis is None else self.assumption.released:
             for generation in self.state.jobs_holding.get(uid, ()):
                 worker = self.state.workers[generation]
                 if worker.state in LIVE:
                     yield worker
         extras = dict.fromkeys(self.assumption.shed)
-        if self.assumption.future:
+        if self.assumption.future and basis is None:
             extras |= self.state.leaving_extras
         for generation in extras:
             worker = self.state.workers[generation]
             if worker.job not in gone and worker.state in LIVE:
                 yield worker
 
+    @cached_property
+    def left_groups(self) -> dict[str, None]:
+        """Groups that a worker leaves that is taken as gone."""
+        basis = self._basis
+        further = dict.fromkeys([worker.group_id for worker in self._gone_workers(basis)])
+        return further if basis is None else basis.left_groups | further
+
     def _returned_bundles(self) -> dict[str, list[BundleRecord]]:
         """Bundles by node that the assumption counts as free although the ledger does not."""
-        state, assumption = self.state, self.assumption
+        state, assumption, basis = self.state, self.assumption, self._basis
         if not assumption.patient and not state.nominated:
             return {}
         may: dict[str, None] = dict.fromkeys(assumption.trimmed)
-        if assumption.future:
+        if assumption.future and basis is None:
             may |= dict.fromkeys(state.group_index.returning)
         for uid in self._ignored:
             job = state.jobs.get(uid)
             if job is not None and job.nominated:
                 may |= dict.fromkeys(job.groups)
-        may |= dict.fromkeys(worker.group_id for worker in self._gone_workers())
-        by_node: dict[str, list[BundleRecord]] = {}
+        may |= dict.fromkeys([worker.group_id for worker in self._gone_workers(basis)])
+        before = basis.returns if basis is not None else {}
+        by_node = dict(before)
         for group_id in may:
             group = state.groups.get(group_id)
-            if group is not None and self._comes_back(group):
-                for bundle in group.bundles:
-                    by_node.setdefault(bundle.node_id, []).append(bundle)
+            if group is None or not self.comes_back(group) or (basis is not None and basis.comes_back(group)):
+                continue
+            for bundle in group.bundles:
+                back = by_node.get(bundle.node_id)
+                if back is None or back is before.get(bundle.node_id):
+                    back = by_node[bundle.node_id] = list(back or ())
+                back.append(bundle)
         return by_node
 
-    def _comes_back(self, group: GroupRecord) -> bool:
+    def comes_back(self, group: GroupRecord) -> bool:
         """Whether the assumption counts a group's room as free although the ledger does not."""
         assumption = self.assumption
         if group.state is GROUP_NOMINATED:
