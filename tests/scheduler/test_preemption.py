@@ -13,6 +13,8 @@ from callboard.model.quantities import Resources
 from callboard.model.specs import ComponentSpec, PoolSpec, Strategy
 from callboard.scheduler import RefusalCode, State
 from callboard.scheduler.handlers import passes
+from callboard.scheduler.plan import planning
+from callboard.scheduler.plan.grouping import choose_groups
 from callboard.scheduler.plan.planning import plan
 from callboard.scheduler.records import commands as cmd
 from callboard.scheduler.records import events as ev
@@ -491,3 +493,51 @@ def test_a_wave_of_preemptions_leaves_no_job_that_every_event_looks_at(monkeypat
     assert len(looks) <= 2
     world.complete("high0")
     assert world.state.jobs_by_state[JobState.PENDING].keys() < {world.job(f"low{n}").uid for n in range(32)}
+
+
+@pytest.mark.parametrize("why", ["silent", "labels"])
+def test_a_search_for_victims_passes_over_those_that_leave_no_room(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of the nodes are silent, or are not for the job: what runs there is as cheap as what runs elsewhere."""
+    tries = 0
+    real = choose_groups
+
+    def counted(*args: Any) -> Any:
+        nonlocal tries
+        tries += 1
+        return real(*args)
+
+    counts = []
+    for nodes in (12, 40):
+        world = World(auto=True)
+        for number in range(nodes):
+            world.join(f"n{number:02}", 1, labels=(("half", str(2 * number // nodes)),))
+        world.pool(pool_spec())
+        for number in range(nodes):
+            world.submit(job_spec(f"j{number}", priority=1))
+        away = [node for node in world.state.nodes.values() if dict(node.labels)["half"] == "1"]
+        if why == "silent":
+            for node in away:
+                world.send(ev.NodeSuspected(now_ms=world.now_ms, node_id=node.node_id, epoch=node.epoch))
+        with monkeypatch.context() as patch:
+            patch.setattr(planning, "choose_groups", counted)
+            for number in range(nodes // 2):
+                tries = 0
+                world.submit(job_spec(f"urgent{number}", priority=50, node_selector=(("half", "0"),)))
+                counts.append(tries)
+        running = [world.workers(f"urgent{number}")[0].node_id for number in range(nodes // 2)]
+        assert len(set(running)) == nodes // 2
+        assert not {node.node_id for node in away} & set(running)
+    assert max(counts) <= 12
+
+
+def test_one_that_only_lacks_quota_has_those_yield_that_leave_no_room() -> None:
+    world = World({"n1": 2, "n2": 2, "n3": 2})
+    world.pool(pool_spec(gpu=2))
+    for name in ("a", "b"):
+        world.submit(job_spec(name, priority=1))
+    (there,) = {worker.node_id for name in ("a", "b") for worker in world.workers(name)}
+    node = world.state.nodes[there]
+    world.send(ev.NodeSuspected(now_ms=world.now_ms, node_id=there, epoch=node.epoch))
+    world.submit(job_spec("urgent", priority=50))
+    assert world.workers("urgent")[0].node_id != there
+    assert sum(world.job(name).preemptions for name in ("a", "b")) == 1
