@@ -9,8 +9,6 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-import structlog
-
 from callboard.agents.files.checkpoints import ROLE as CHECKPOINT
 from callboard.agents.files.run_dir import Started
 from callboard.agents.ray.ray_membership import RayMembership
@@ -19,6 +17,7 @@ from callboard.agents.supplies.interpreters import InterpreterRefused
 from callboard.agents.supplies.worker_env import NodeIdentity, host_environment, worker_marker, worker_name
 from callboard.agents.worker.order import Site, WorkerOrder, WorkerRecord, read_record
 from callboard.agents.worker.table import WorkerTable
+from callboard.model.log import structlog
 
 _log = structlog.get_logger(__name__)
 

@@ -13,8 +13,6 @@ import sys
 from pathlib import Path
 from typing import Literal
 
-import structlog
-
 from callboard.agents.adoption import LeftBehind
 from callboard.agents.files.run_dir import RunDir, RunDirError, default_run_dir
 from callboard.agents.link.session import SessionRefused
@@ -26,6 +24,7 @@ from callboard.agents.ray.ray_faults import PortTaken
 from callboard.agents.system.devices import DeviceError, find_devices
 from callboard.agents.system.inventory import inventory
 from callboard.agents.system.nvidia import probe_nvml
+from callboard.model.log import structlog
 
 _log = structlog.get_logger(__name__)
 

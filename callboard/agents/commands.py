@@ -12,8 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import structlog
-
 from callboard.agents.files.output_store import OutputOf
 from callboard.agents.groups import Groups
 from callboard.agents.host.worker_output import CODE, MODULES
@@ -30,6 +28,7 @@ from callboard.agents.supplies.worker_env import (
 )
 from callboard.agents.worker.order import Site, WorkerOrder
 from callboard.agents.worker.table import StaleGeneration, WorkerTable
+from callboard.model.log import structlog
 from callboard.model.names import is_name
 from callboard.v1 import agent_pb2
 

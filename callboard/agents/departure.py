@@ -20,11 +20,11 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 import grpc
-import structlog
 
 from callboard.agents.link.session import controller_channel
 from callboard.agents.options import AgentOptions
 from callboard.agents.system.processes import exited
+from callboard.model.log import structlog
 from callboard.security.processes import ProcessId, identify
 from callboard.security.tokens import BadToken
 from callboard.v1 import node_pb2, node_pb2_grpc

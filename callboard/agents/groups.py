@@ -9,12 +9,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-import structlog
-
 from callboard.agents.link.outbox import Outbox
 from callboard.agents.ray.ray_choice import Shares, amount, in_order
 from callboard.agents.runtime import BundleBooking, GroupBooking, HostError, Runtime
 from callboard.agents.system.tasks import cancelled
+from callboard.model.log import structlog
 from callboard.model.quantities import MILLI, is_piece
 from callboard.v1 import agent_pb2, common_pb2
 

@@ -7,8 +7,6 @@ from collections.abc import Coroutine, Sequence
 from functools import partial
 from typing import Any
 
-import structlog
-
 import callboard
 from callboard.agents.adoption import Heir, LeftBehind
 from callboard.agents.commands import Commands
@@ -37,6 +35,7 @@ from callboard.agents.worker.order import Site
 from callboard.agents.worker.process_runtime import ProcessRuntime
 from callboard.agents.worker.spares import Spares
 from callboard.agents.worker.table import WorkerTable
+from callboard.model.log import structlog
 from callboard.security.processes import ProcessId
 from callboard.v1 import agent_pb2, common_pb2, inspection_pb2
 

@@ -25,11 +25,12 @@ import secrets
 import sys
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from callboard.client.errors import ClusterFailed, NoController, SeveralControllers
 from callboard.model.faults import Fault, InvalidInput
+from callboard.model.frozen import dataclass
 from callboard.model.inputs.located import shown_text
 from callboard.security.contexts import current_context
 from callboard.security.places import run_directory, write_private

@@ -6,10 +6,10 @@ Every finding names one difference, why it matters and what to do. Nothing is ch
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 
 from callboard.client.calls.cluster_calls import GONE, id_of
+from callboard.model.frozen import dataclass
 from callboard.model.quantities import format_memory
 from callboard.model.ray_fault import RayFault, RayFaultCode
 from callboard.v1 import common_pb2

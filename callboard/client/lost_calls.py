@@ -13,7 +13,6 @@ import asyncio
 import importlib
 import threading
 from concurrent.futures import Future
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -22,6 +21,7 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError
 from callboard.client.background import in_a_loop
 from callboard.client.errors import WorkerGone
 from callboard.client.workers import why_gone
+from callboard.model.frozen import dataclass
 
 _KNOWN = 4096
 """Actors that calls went to, the latest; as many as handles are cached."""

@@ -18,13 +18,14 @@ import logging
 import os
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import field, fields, replace
 from functools import lru_cache
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
 from callboard.client.background import background_loop, in_a_loop
 from callboard.client.errors import RequestTooLarge, WaitTimeout, WorkerGone
 from callboard.model.faults import guess
+from callboard.model.frozen import dataclass
 from callboard.v1.job_pb2 import Job, Worker, WorkerState
 from callboard.wire.refusals import CallboardError, NotFound
 

@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 
-import structlog
+from callboard.model.log import structlog
 
 log = structlog.get_logger(__name__)
 

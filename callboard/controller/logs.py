@@ -9,7 +9,7 @@ import logging
 import sys
 from typing import Literal, TextIO
 
-import structlog
+from callboard.model.log import structlog
 
 
 class _Lines:

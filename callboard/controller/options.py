@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from callboard.model.frozen import dataclass
 from callboard.model.options import OptionError, option, option_of
 from callboard.security.places import CERTS_NAME
 from callboard.security.tls import TlsFiles, is_loopback

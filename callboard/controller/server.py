@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 import grpc.aio
-import structlog
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
@@ -40,6 +39,7 @@ from callboard.controller.services.pool import PoolService
 from callboard.controller.services.scheduler import Lists, SchedulerService
 from callboard.controller.views.stats import demand_page
 from callboard.model.inputs.reading import build_inputs
+from callboard.model.log import structlog
 from callboard.scheduler.records.states import ENDED
 from callboard.security.access import LOOK_EVERY_S, Access
 from callboard.security.audit_log import AUDIT_NAME, AuditLog

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Any
 
 from callboard.cli.show import words
@@ -31,6 +30,7 @@ from callboard.demo.stage import (
     where,
 )
 from callboard.demo.story import Verdict
+from callboard.model.frozen import dataclass
 from callboard.v1.job_pb2 import Job, JobState, Preemption
 from callboard.v1.placement_group_pb2 import PlacementGroupState
 from callboard.wire.refusals import QuotaExceeded, Unschedulable

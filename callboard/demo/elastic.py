@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from callboard.agents.system.process_tree import send_signal
@@ -30,6 +29,7 @@ from callboard.demo.data_plane import DataPlane, RayFailed
 from callboard.demo.stage import own_plan, taken_down
 from callboard.demo.story import Verdict
 from callboard.demo.training_loop import TrainingLoop, TrainingStory
+from callboard.model.frozen import dataclass
 from callboard.model.requests import ComponentSpec, JobSpec, PgPoolSpec, PoolSpec
 from callboard.security.processes import identify
 

@@ -6,7 +6,7 @@ import asyncio
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from decimal import Decimal
 from typing import Any, Self
 
@@ -21,6 +21,7 @@ from callboard.client.clusters import cluster_directory, recorded_clusters
 from callboard.client.jobs import JobHandle
 from callboard.demo.data_plane import DataPlane
 from callboard.demo.story import Story, Verdict
+from callboard.model.frozen import dataclass
 from callboard.model.requests import ComponentSpec, JobSpec, PgPoolSpec, PoolSpec, PreemptionPolicy
 from callboard.security.places import run_directory
 from callboard.security.processes import ProcessId, identify

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from rich.console import Console
@@ -20,6 +20,7 @@ from callboard.client.calls.cluster_calls import id_of
 from callboard.client.client import Client
 from callboard.client.jobs import JobHandle
 from callboard.demo.data_plane import DataPlane
+from callboard.model.frozen import dataclass
 from callboard.v1.job_pb2 import Job, Worker, WorkerState
 from callboard.v1.node_pb2 import Node, NodeState
 

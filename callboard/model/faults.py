@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+
+from callboard.model.frozen import dataclass
 
 
 @dataclass(frozen=True, slots=True)

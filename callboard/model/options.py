@@ -9,12 +9,13 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, field, fields
 from functools import cache
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from callboard.model.durations import format_duration_ms, parse_duration_ms
+from callboard.model.frozen import dataclass
 from callboard.model.quantities import format_memory, format_milli, parse_memory, parse_milli
 
 

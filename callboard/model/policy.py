@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated
 
+from callboard.model.frozen import dataclass
 from callboard.model.inputs.compounds import MAX_ENTRIES, entries, list_of, sequence
 from callboard.model.inputs.located import Misfit, Misfits, each, raise_any
 from callboard.model.inputs.scalars import Flag, PriorityGap, Timeout, choice, label, name, whole_or_unlimited

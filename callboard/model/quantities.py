@@ -12,11 +12,11 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from decimal import Decimal, InvalidOperation
 from functools import lru_cache
 
-from callboard.model.frozen import quick
+from callboard.model.frozen import dataclass, quick
 
 MILLI = 1000
 """Milli-units in one unit."""

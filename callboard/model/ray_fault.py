@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
+
+from callboard.model.frozen import dataclass
 
 NO_RAY_HEAD = "no Ray head: start one agent with --ray-head"
 

@@ -13,9 +13,10 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any
 
+from callboard.model.frozen import dataclass
 from callboard.model.names import is_name
 
 Amount = int | float | str

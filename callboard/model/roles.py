@@ -16,12 +16,13 @@ journaled is the settled job.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from itertools import chain
 from types import MappingProxyType
 from typing import Any
 
 from callboard.model.cluster_text import NodeText
+from callboard.model.frozen import dataclass
 from callboard.model.quantities import Resources
 from callboard.model.specs import ComponentSpec, JobSpec, Labels, PoolSpec
 

@@ -10,11 +10,12 @@ What several fields say together is in the readers (``inputs/component.py``, ``j
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from enum import StrEnum
 from typing import Annotated
 
 from callboard.model import names
+from callboard.model.frozen import dataclass
 from callboard.model.inputs.compounds import (
     ArgsJson,
     Devices,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from callboard.model.frozen import dataclass
 from callboard.placement.layout.plan import PlacementPlan
 
 

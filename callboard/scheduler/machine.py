@@ -12,10 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
-from callboard.model.frozen import quick
+from callboard.model.frozen import dataclass, quick
 from callboard.scheduler.account import awaited
 from callboard.scheduler.account import explain as explaining
 from callboard.scheduler.handlers import (

@@ -12,8 +12,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-import structlog
-
+from callboard.model.log import structlog
 from callboard.security.caller_roles import ANYBODY, GUEST, OWNER, Identity, Role
 from callboard.security.dialing import AUTHORIZATION, SCHEME
 from callboard.security.grants import GRANTS_NAME, Grant, read_grants

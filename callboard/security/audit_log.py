@@ -13,10 +13,11 @@ import json
 import os
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
-import structlog
+from callboard.model.frozen import dataclass
+from callboard.model.log import structlog
 
 _log = structlog.get_logger(__name__)
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass
 from enum import StrEnum
+
+from callboard.model.frozen import dataclass
 
 
 class Role(StrEnum):

@@ -17,7 +17,7 @@ import socket
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
+from callboard.model.frozen import dataclass
 from callboard.model.names import is_name
 from callboard.security.caller_roles import OWNER, Role
 from callboard.security.issued import AUTHORITY, ISSUED_NAME, LOCAL, SERVER, BadCertificate, Issued, read_issued

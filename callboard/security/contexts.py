@@ -11,9 +11,10 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
+from callboard.model.frozen import dataclass
 from callboard.model.names import is_name
 from callboard.security.places import NO_CONTEXT, UnsafeFile, locked, make_private, read_private, write_private
 from callboard.security.tls import TlsFiles, TlsParts

@@ -6,9 +6,9 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
+from callboard.model.frozen import dataclass
 from callboard.security.audit_log import AuditLog
 from callboard.security.caller_roles import OPEN, Identity, Role, check_role, handle_for
 from callboard.wire.refusals import LimitReached, NotAuthenticated

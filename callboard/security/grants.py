@@ -11,9 +11,10 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
+from callboard.model.frozen import dataclass
 from callboard.model.names import is_name
 from callboard.security.caller_roles import GUEST, OWNER, Role
 from callboard.security.places import UnsafeFile, locked, read_private, write_private

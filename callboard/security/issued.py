@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 
+from callboard.model.frozen import dataclass
 from callboard.security.places import UnsafeFile, read_private
 
 ISSUED_NAME = "issued.json"

@@ -14,12 +14,12 @@ import os
 import secrets
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import grpc.aio
-import structlog
 
+from callboard.model.frozen import dataclass
+from callboard.model.log import structlog
 from callboard.security.access import Access
 from callboard.security.caller_roles import Identity, Role, check_node
 from callboard.security.dialing import Channel, Whereabouts, open_channel

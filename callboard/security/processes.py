@@ -10,8 +10,9 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+from callboard.model.frozen import dataclass
 
 PROC = Path("/proc")
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
+from callboard.model.frozen import dataclass
 from callboard.model.names import is_name
 from callboard.security.caller_roles import OWNER, Identity, Role
 from callboard.security.places import MAX_SECRET_BYTES, UnsafeFile

@@ -7,11 +7,11 @@ import ipaddress
 import os
 import ssl
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from callboard.model.frozen import dataclass
 from callboard.security.caller_roles import Identity, Role
 from callboard.security.places import TLS_VARIABLES, UnsafeFile, read_private
 

@@ -11,8 +11,9 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from callboard.model.frozen import dataclass
 from callboard.simulation.checks.report import SimulationFailure
 from callboard.simulation.options import Fault, SimulationOptions, faults_text
 from callboard.simulation.simulator import Simulator

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 import grpc
@@ -19,6 +18,7 @@ from google.protobuf.message import DecodeError, Message
 from google.rpc import error_details_pb2, status_pb2
 
 from callboard.model.faults import Fault
+from callboard.model.frozen import dataclass
 from callboard.wire.refusals import DOMAIN, CallboardError, CallError, ErrorReason, QuotaViolation, exception_for
 
 DETAILS_KEY = "grpc-status-details-bin"

@@ -10,11 +10,12 @@ Only :class:`Unavailable` is worth a retry. gRPC is not imported here, so that `
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from typing import ClassVar
 
 from callboard.model.faults import Fault, InvalidInput
+from callboard.model.frozen import dataclass
 
 DOMAIN = "callboard.dev"
 """The domain of every ``google.rpc.ErrorInfo``."""

@@ -10,7 +10,7 @@ what they find; faults are named by the message's fields.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass
+from dataclasses import MISSING
 from typing import Any, TypeVar
 
 from google.protobuf.message import Message
@@ -18,6 +18,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from callboard.model.describe import masked
 from callboard.model.faults import Fault, InvalidInput
+from callboard.model.frozen import dataclass
 from callboard.model.inputs.compounds import MAX_ENTRIES
 from callboard.model.inputs.located import Misfit, Misfits, Place, path_of
 from callboard.model.inputs.reading import MAX_FAULTS, Input, check, reader_of, table_of

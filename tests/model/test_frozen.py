@@ -1,4 +1,4 @@
-"""Quick frozen dataclasses are frozen dataclasses."""
+"""Frozen dataclasses of ours, and quick ones, are frozen dataclasses."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+from callboard.model import frozen
 from callboard.model.frozen import evolver, quick
 
 
@@ -35,6 +36,31 @@ class Quick:
     third: tuple[int, ...] = field(default=(), kw_only=True)
 
 
+@frozen.dataclass(frozen=True, slots=True)
+class Ours:
+    """The same, compiled when it is used."""
+
+    kind: ClassVar[str] = "plain"
+
+    first: int
+    second: str = "b"
+    third: tuple[int, ...] = field(default=(), kw_only=True)
+
+
+@quick
+@frozen.dataclass(frozen=True, slots=True)
+class Both:
+    """The same, quick, with the rest compiled when it is used."""
+
+    kind: ClassVar[str] = "plain"
+
+    first: int
+    second: str = "b"
+    third: tuple[int, ...] = field(default=(), kw_only=True)
+
+
+of_ours = pytest.mark.parametrize("ours", [Quick, Ours, Both])
+
 ARGUMENTS: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
     ((1,), {}),
     ((1, "x"), {}),
@@ -43,15 +69,19 @@ ARGUMENTS: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
 ]
 
 
+@of_ours
 @pytest.mark.parametrize(("positional", "named"), ARGUMENTS)
-def test_it_is_made_as_the_standard_library_makes_it(positional: tuple[Any, ...], named: dict[str, Any]) -> None:
-    plain, made = Plain(*positional, **named), Quick(*positional, **named)
-    assert type(made) is Quick
+def test_it_is_made_as_the_standard_library_makes_it(
+    ours: Any, positional: tuple[Any, ...], named: dict[str, Any]
+) -> None:
+    plain, made = Plain(*positional, **named), ours(*positional, **named)
+    assert type(made) is ours
     assert asdict(made) == asdict(plain)
-    assert repr(made) == repr(plain).replace("Plain", "Quick")
+    assert repr(made) == repr(plain).replace("Plain", ours.__name__)
     assert hash(made) == hash(plain)
-    assert made == Quick(*positional, **named)
-    assert replace(made, first=9) == Quick(9, made.second, third=made.third)
+    assert made == ours(*positional, **named)
+    assert made != plain
+    assert replace(made, first=9) == ours(9, made.second, third=made.third)
     assert pickle.loads(pickle.dumps(made)) == made == copy.deepcopy(made)
     assert [each.name for each in fields(made)] == [each.name for each in fields(plain)]
 
@@ -62,17 +92,22 @@ def test_it_is_made_as_the_standard_library_makes_it(positional: tuple[Any, ...]
     ids=["too few", "too many", "unknown", "twice"],
 )
 def test_it_refuses_what_the_standard_library_refuses(positional: tuple[Any, ...], named: dict[str, Any]) -> None:
-    for of in (Plain, Quick):
-        with pytest.raises(TypeError):
+    refused = []
+    for of in (Plain, Quick, Ours, Both):
+        with pytest.raises(TypeError) as error:
             of(*positional, **named)
+        refused.append(str(error.value).replace(of.__name__, "Plain"))
+    assert len(set(refused)) == 1
 
 
-def test_it_is_frozen_however_it_was_made() -> None:
-    evolve = evolver(Quick)
-    for made in (Quick(1), evolve(Quick(1), {"second": "c"}), replace(Quick(1), first=2)):
-        assert type(made) is Quick
+@of_ours
+def test_it_is_frozen_however_it_was_made(ours: Any) -> None:
+    evolve = evolver(ours)
+    copies = (copy.copy(ours(1)), pickle.loads(pickle.dumps(ours(1))))
+    for made in (ours(1), evolve(ours(1), {"second": "c"}), replace(ours(1), first=2), *copies):
+        assert type(made) is ours
         with pytest.raises(FrozenInstanceError):
-            made.first = 2  # type: ignore[misc]
+            made.first = 2
         with pytest.raises(FrozenInstanceError):
             del made.first
 
@@ -105,3 +140,77 @@ def test_what_it_does_not_cover_is_refused() -> None:
     for cls in (Checked, Made, Open):
         with pytest.raises(TypeError, match="not a frozen dataclass with slots"):
             quick(cls)
+
+
+@pytest.mark.parametrize("declare", [dataclass, frozen.dataclass], ids=["of the library", "ours"])
+def test_whatever_a_class_states_holds(declare: Any) -> None:
+    @declare(frozen=True, slots=True, kw_only=True)
+    class Base:
+        number: int
+        names: list[str] = field(default_factory=list, hash=False)
+        secret: str = field(default="", repr=False, compare=False)
+        fixed: int = field(default=7, init=False)
+
+        def __post_init__(self) -> None:
+            object.__setattr__(self, "secret", self.secret.upper())
+
+    @declare(frozen=True, slots=True)
+    class Derived(Base):
+        first: int
+        second: str = "b"
+
+        def __repr__(self) -> str:
+            return "its own"
+
+        def __eq__(self, other: object) -> bool:
+            return isinstance(other, Derived) and self.first == other.first
+
+        def __hash__(self) -> int:
+            return 3
+
+    make: Any = Base
+    derive: Any = Derived
+    base = make(number=1, secret="x")
+    assert (base.number, base.names, base.secret, base.fixed) == (1, [], "X", 7)
+    assert repr(base).endswith("Base(number=1, names=[], fixed=7)")
+    assert base == make(number=1, secret="other")
+    assert hash(base) == hash(make(number=1, names=["a"]))
+    assert base != make(number=1, names=["a"])
+    assert base.names is not make(number=1).names
+    derived = derive(1, number=2, secret="y")
+    assert (derived.first, derived.second, derived.number, derived.secret) == (1, "b", 2, "Y")
+    assert derived == derive(1, number=5)
+    assert (repr(derived), hash(derived)) == ("its own", 3)
+    assert derived != base
+    with pytest.raises(FrozenInstanceError):
+        derived.number = 3
+    with pytest.raises(TypeError, match="missing 1 required keyword-only argument: 'number'"):
+        derive(1)
+
+
+def test_a_class_of_ours_may_derive_from_one_of_the_library_s() -> None:
+    @frozen.dataclass(frozen=True, slots=True)
+    class Derived(Plain):
+        fourth: int = 4
+
+    assert Derived(1) == Derived(1, fourth=4) != Derived(1, fourth=5)
+    with pytest.raises(FrozenInstanceError):
+        Derived(1).fourth = 3  # type: ignore[misc]
+
+
+def test_methods_are_compiled_in_whatever_order_they_are_asked_for() -> None:
+    def declared() -> Any:
+        @frozen.dataclass(frozen=True, slots=True)
+        class One:
+            number: int = 1
+
+        return One
+
+    for first in ("__eq__", "__hash__", "__repr__"):
+        cls = declared()
+        made = object.__new__(cls)
+        made.__setstate__([1])
+        asked = getattr(made, first)
+        assert asked(made) is True if first == "__eq__" else asked() is not None
+        assert made == cls()
+        assert {made, cls(1)} == {cls()}

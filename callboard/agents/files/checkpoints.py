@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import structlog
-
 from callboard.agents.files.run_dir import RunDir, Started
+from callboard.model.log import structlog
 from callboard.v1 import agent_pb2
 
 _log = structlog.get_logger(__name__)

@@ -20,14 +20,14 @@ import struct
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import ClassVar, Protocol, TypeAlias
 
-import structlog
-
 from callboard.agents.host.worker_output import CODE, FILES, MODULES, RESULTS, STDERR, STDOUT, TIMINGS, first_kept, trim
 from callboard.agents.host.worker_secrets import Hide
+from callboard.model.frozen import dataclass
+from callboard.model.log import structlog
 from callboard.v1 import agent_pb2, common_pb2
 
 _log = structlog.get_logger(__name__)

@@ -28,10 +28,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import structlog
-
 from callboard.agents.files.lease_file import LEASE_FILE
 from callboard.agents.host.framing import Json
+from callboard.model.log import structlog
 from callboard.security.places import Held, UnsafeRunDirectory, make_private, take_lock, write_private
 from callboard.security.processes import ProcessId
 

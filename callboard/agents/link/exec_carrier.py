@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import structlog
 
 from callboard.agents.host.framing import Json
 from callboard.agents.host.worker_exec import CLOSE, DATA, END, HEADER, PIECE_BYTES, SIGNAL, SIZE, STDERR, STDOUT, frame
 from callboard.agents.runtime import HostError
 from callboard.agents.system.tasks import cancelled
+from callboard.model.log import structlog
 from callboard.security.dialing import Channel
 from callboard.security.tokens import BadToken
 from callboard.v1 import agent_pb2, agent_pb2_grpc, common_pb2

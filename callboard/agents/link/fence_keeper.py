@@ -9,12 +9,11 @@ import sys
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol, TypeAlias
 
-import structlog
-
 from callboard.agents.files.run_dir import RunDir, Started
 from callboard.agents.system.processes import Processes
 from callboard.agents.system.tasks import cancelled
 from callboard.model.durations import Backoff
+from callboard.model.log import structlog
 from callboard.security.processes import ProcessId, identify
 
 _log = structlog.get_logger(__name__)

@@ -11,10 +11,10 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 
 import grpc
-import structlog
 
 from callboard.agents.files.output_store import OutputStore
 from callboard.agents.system.tasks import cancelled
+from callboard.model.log import structlog
 from callboard.security.dialing import Channel
 from callboard.security.tokens import BadToken
 from callboard.v1 import agent_pb2, agent_pb2_grpc

@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import grpc
-import structlog
 
 from callboard.agents.link.lease import Lease, LeaseTerms
 from callboard.agents.link.outbox import Outbox
 from callboard.agents.options import AgentOptions
 from callboard.agents.system.tasks import answer_within, cancelled, within
 from callboard.model.durations import Backoff
+from callboard.model.log import structlog
 from callboard.security.dialing import KEEPALIVE, Channel, open_channel
 from callboard.security.tokens import BadToken, find_token
 from callboard.v1 import agent_pb2, agent_pb2_grpc, inspection_pb2

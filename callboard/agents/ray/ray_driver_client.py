@@ -16,13 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
-import structlog
-
 from callboard.agents.files.run_dir import RunDir, Started
 from callboard.agents.host.framing import Json, PeerGone, RemoteError, Requests
 from callboard.agents.system.processes import Processes
 from callboard.agents.system.tasks import cancelled, within
 from callboard.model.durations import Backoff
+from callboard.model.log import structlog
 from callboard.security.processes import ProcessId, identify
 
 _log = structlog.get_logger(__name__)

@@ -12,8 +12,6 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Protocol
 
-import structlog
-
 from callboard.agents.files.run_dir import Started
 from callboard.agents.host.framing import PeerGone, RemoteError
 from callboard.agents.ray.ray_command import free_port
@@ -24,6 +22,7 @@ from callboard.agents.ray.ray_plan import RayPlan, RayTarget
 from callboard.agents.system.processes import Processes
 from callboard.agents.system.tasks import answer_within
 from callboard.model.durations import Backoff
+from callboard.model.log import structlog
 from callboard.model.ray_fault import NO_RAY_HEAD, RayFault, RayFaultCode
 from callboard.security.processes import ProcessId
 from callboard.v1 import agent_pb2, common_pb2

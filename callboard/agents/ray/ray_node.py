@@ -17,12 +17,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeAlias
 
-import structlog
-
 from callboard.agents.ray.ray_command import MONITOR_SETTINGS, RayNodeSpec, check_ports, ray_start
 from callboard.agents.ray.ray_faults import RayNodeError, os_error, start_error
 from callboard.agents.system.processes import Processes
 from callboard.agents.system.tasks import answer_within
+from callboard.model.log import structlog
 from callboard.security.processes import PROC, ProcessId, identify
 
 _log = structlog.get_logger(__name__)

@@ -10,13 +10,12 @@ import asyncio
 import shlex
 import sys
 
-import structlog
-
 from callboard.agents.host.framing import Json, RemoteError
 from callboard.agents.ray.ray_driver_client import DriverClient, DriverLost
 from callboard.agents.runtime import BookedGroup, FoundGroup, GroupBooking, Hosted, HostError, Launch
 from callboard.agents.system.tasks import cancelled
 from callboard.model.durations import Backoff
+from callboard.model.log import structlog
 from callboard.security.processes import ProcessId
 
 _log = structlog.get_logger(__name__)

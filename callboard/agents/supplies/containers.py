@@ -22,13 +22,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import structlog
-
 import callboard
 from callboard.agents.host import worker_container
 from callboard.agents.runtime import HostError
 from callboard.agents.supplies.worker_env import AGENT_MARKER
 from callboard.agents.system.tasks import ask
+from callboard.model.log import structlog
 from callboard.v1 import agent_pb2
 
 _log = structlog.get_logger(__name__)

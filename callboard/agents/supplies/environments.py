@@ -26,13 +26,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import structlog
-
 from callboard.agents.runtime import HostError
 from callboard.agents.supplies.build_failures import first_error, reason_of
 from callboard.agents.supplies.package_cache import Packages
 from callboard.agents.system.processes import Processes
 from callboard.agents.system.tasks import ask
+from callboard.model.log import structlog
 from callboard.model.specs import ENVIRONMENT_MS
 from callboard.security.processes import ProcessId, identify, marked, process_table
 

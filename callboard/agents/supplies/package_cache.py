@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import IO, Any
 
 import grpc
-import structlog
 
 from callboard.agents.runtime import HostError
 from callboard.model.durations import Backoff
+from callboard.model.log import structlog
 from callboard.security.dialing import Channel
 from callboard.security.tokens import BadToken
 from callboard.v1 import agent_pb2, agent_pb2_grpc

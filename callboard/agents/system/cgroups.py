@@ -8,9 +8,9 @@ counts. In version 1 each controller has a tree of its own, in version 2 all sha
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from callboard.model.frozen import dataclass
 from callboard.security.processes import PROC
 
 

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 from callboard.agents.system.nvml import NoDriver, failures, initialised, unsaid
+from callboard.model.frozen import dataclass
 from callboard.v1 import common_pb2
 
 XIDS_OF_PROGRAMS = frozenset({8, 13, 31, 43, 45, 68, 94, 109})

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from callboard.agents.system.gpu_faults import Health, health_of
 from callboard.agents.system.nvml import failures, opened, unsaid
+from callboard.model.frozen import dataclass
 from callboard.v1 import common_pb2
 
 

@@ -15,8 +15,8 @@ import select
 import signal
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 
+from callboard.model.frozen import dataclass
 from callboard.security.processes import PROC, ProcessEntry, ProcessId, descendants, opened, process_table
 
 

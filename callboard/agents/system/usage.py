@@ -8,10 +8,10 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from callboard.agents.system.cgroups import Cgroups
+from callboard.model.frozen import dataclass
 from callboard.security.processes import PROC, ProcessId
 
 _OWN = Cgroups()

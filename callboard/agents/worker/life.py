@@ -12,8 +12,9 @@ What the table doesn't list can't happen; where it does, that is a defect, and i
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import Enum
+
+from callboard.model.frozen import dataclass
 
 
 class State(Enum):

@@ -19,9 +19,8 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Protocol
 
-import structlog
-
 from callboard.agents.runtime import HostError
+from callboard.model.log import structlog
 from callboard.model.names import WORKER_PORTS
 
 _log = structlog.get_logger(__name__)

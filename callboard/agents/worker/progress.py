@@ -10,11 +10,10 @@ from __future__ import annotations
 import asyncio
 import json
 
-import structlog
-
 from callboard.agents.host.framing import Json
 from callboard.agents.runtime import Hosted, HostError
 from callboard.agents.system.tasks import answer_within
+from callboard.model.log import structlog
 
 LONGEST_PAUSE_S = 10.0
 SHORTEST_PAUSE_S = 0.02

@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import structlog
-
 from callboard.agents.files.checkpoints import NOTHING_LEFT, Yielded
 from callboard.agents.link.outbox import Outbox
 from callboard.agents.worker.order import WorkerOrder
 from callboard.agents.worker.stop_ladder import StopOrder
 from callboard.agents.worker.verdict import ExitVerdict
+from callboard.model.log import structlog
 from callboard.v1 import agent_pb2
 
 _log = structlog.get_logger(__name__)

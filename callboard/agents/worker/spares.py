@@ -17,8 +17,6 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass, replace
 from typing import Any
 
-import structlog
-
 from callboard.agents.files.run_dir import RunDir, Started
 from callboard.agents.host.framing import Json
 from callboard.agents.runtime import Hosted, HostError, Launch, Runtime
@@ -27,6 +25,7 @@ from callboard.agents.system.processes import Processes
 from callboard.agents.system.tasks import answer_within, cancelled
 from callboard.agents.worker.preloads import PLAIN, Kind, Modules, Preloads, Wish, difference
 from callboard.model.durations import Backoff
+from callboard.model.log import structlog
 from callboard.security.processes import ProcessId
 from callboard.v1 import common_pb2
 

@@ -13,13 +13,12 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-import structlog
-
 from callboard.agents.files.checkpoints import Yielded
 from callboard.agents.host.framing import Json
 from callboard.agents.runtime import Hosted, HostError
 from callboard.agents.system.process_tree import NotOurProcess
 from callboard.agents.system.processes import Processes
+from callboard.model.log import structlog
 from callboard.security.processes import ProcessId
 from callboard.v1 import agent_pb2
 

@@ -13,8 +13,6 @@ from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Iterable
 from typing import TypeAlias
 
-import structlog
-
 from callboard.agents.host.framing import Json
 from callboard.agents.host.worker_process import scratch_of
 from callboard.agents.supplies.worker_env import name_of
@@ -22,6 +20,7 @@ from callboard.agents.worker.order import Site, WorkerOrder, WorkerRecord
 from callboard.agents.worker.reports import NotStarted, Reports
 from callboard.agents.worker.stop_ladder import StopOrder, unasked_stop
 from callboard.agents.worker.worker import Worker
+from callboard.model.log import structlog
 from callboard.security.processes import ProcessId
 from callboard.v1 import agent_pb2, common_pb2
 

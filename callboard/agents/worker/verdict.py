@@ -10,11 +10,11 @@ import asyncio
 import os
 import signal
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from callboard.agents.host.worker_process import signal_name
 from callboard.agents.runtime import Hosted
 from callboard.agents.system.processes import Processes
+from callboard.model.frozen import dataclass
 from callboard.model.quantities import format_memory
 from callboard.security.processes import ProcessId
 from callboard.v1 import agent_pb2

@@ -14,8 +14,6 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import structlog
-
 from callboard.agents.files.checkpoints import NOTHING_LEFT, Yielded
 from callboard.agents.host.framing import Json
 from callboard.agents.host.worker_secrets import hiding
@@ -37,6 +35,7 @@ from callboard.agents.worker.stop_ladder import (
     wake,
 )
 from callboard.agents.worker.verdict import Footprint, how_it_ended, usual_causes
+from callboard.model.log import structlog
 from callboard.model.specs import ENVIRONMENT_MS
 from callboard.security.processes import ProcessId
 from callboard.v1 import agent_pb2

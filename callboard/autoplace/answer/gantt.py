@@ -8,10 +8,10 @@ own. That is what lets every label stay inside its own bar.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 from callboard.autoplace.problem.plan import Plan
+from callboard.model.frozen import dataclass
 
 MIN_WIDTH = 40
 """Fewest columns of a chart of text."""

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from callboard.autoplace.answer.gantt import Bar, lanes_of, nice_step, rank_text, seconds_text
+from callboard.model.frozen import dataclass
 
 FONT_WIDTH = 0.61
 """Width of a character of a monospace font, as a share of its size (DejaVu Sans Mono, Menlo, Courier: 0.60)."""

@@ -7,7 +7,7 @@ The first lines are RLinf's own: ``Best placement for this task is:`` and the YA
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -17,6 +17,7 @@ from callboard.autoplace.problem.plan import PlacementValue, Plan, Status
 from callboard.autoplace.problem.problem import Async, Layout, Problem
 from callboard.autoplace.rlinf.config import labels_of
 from callboard.autoplace.rlinf.job import RLinfJob
+from callboard.model.frozen import dataclass
 from callboard.placement.source.fields import rank_list
 
 HEADING = "Best placement for this task is:"

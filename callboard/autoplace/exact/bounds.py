@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from callboard.autoplace.exact.combination import Combination, Node, Times
 from callboard.autoplace.instance.columns import heaviest_clique
 from callboard.autoplace.instance.tasks import Instance
+from callboard.model.frozen import dataclass
 
 SHARES = 32
 """How finely λ is tried."""

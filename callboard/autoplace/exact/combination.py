@@ -7,7 +7,6 @@ of tasks and, per task, a range of its chain.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from operator import add
 
 from callboard.autoplace.instance.chains import Chain, links_of
@@ -15,6 +14,7 @@ from callboard.autoplace.instance.columns import TooMany, fit, heaviest_clique
 from callboard.autoplace.instance.tasks import Found, Instance, Option
 from callboard.autoplace.instance.timing import bits_of, earliest, remaining
 from callboard.autoplace.problem.problem import Layout
+from callboard.model.frozen import dataclass
 
 
 @dataclass(frozen=True, slots=True)

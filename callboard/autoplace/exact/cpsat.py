@@ -8,13 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
 from callboard.autoplace.exact.cpsat_model import Model
 from callboard.autoplace.instance.tasks import Found, Instance
+from callboard.model.frozen import dataclass
 
 SEED = 1
 """Of the solver, fixed."""

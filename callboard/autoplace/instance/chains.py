@@ -8,10 +8,10 @@ offloading, memory, sharing) is chosen first: one chain per task.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from itertools import product
 
 from callboard.autoplace.instance.tasks import Arc, Instance, Option
+from callboard.model.frozen import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,9 +7,8 @@ enough that rounding is far below the measurements' noise and large enough for e
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from callboard.autoplace.problem.problem import Mode
+from callboard.model.frozen import dataclass
 
 MIB = 1024
 """MiB in one GiB."""

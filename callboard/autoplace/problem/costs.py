@@ -16,9 +16,11 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import combinations
 from types import MappingProxyType
+
+from callboard.model.frozen import dataclass
 
 Law = Callable[[int], float | None]
 """Seconds on a number of GPUs; None where the law says nothing."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 from callboard.autoplace.problem.costs import Cost, CostError, Scaling, costs_at
 from callboard.autoplace.problem.problem import Component, Mode, NoPlan, Pool, Unplaceable
+from callboard.model.frozen import dataclass
 
 Memory = Mapping[int, float] | float
 """GiB per GPU: one number, or by GPU count."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from types import MappingProxyType
 from typing import SupportsIndex, overload
 
 from callboard.autoplace.problem.problem import Pool, Problem
+from callboard.model.frozen import dataclass
 
 
 class Status(StrEnum):

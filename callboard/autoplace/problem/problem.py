@@ -7,9 +7,10 @@ between the fields is checked there. The search reads nothing else.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
+
+from callboard.model.frozen import dataclass
 
 MAX_CHUNKS = 1_000_000
 """Most pieces of a batch."""

@@ -17,10 +17,10 @@ import json
 import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from callboard.model.faults import Fault, InvalidInput
+from callboard.model.frozen import dataclass
 from callboard.model.inputs.located import shown, shown_text
 from callboard.model.names import NAME_PATTERN, is_name
 

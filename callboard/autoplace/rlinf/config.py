@@ -8,12 +8,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from callboard.autoplace.problem.problem import MAX_CHUNKS
 from callboard.autoplace.rlinf.values import Config
 from callboard.model.faults import Fault, InvalidInput
+from callboard.model.frozen import dataclass
 from callboard.model.inputs.located import shown
 from callboard.placement.config.config import OLD_NAMES
 

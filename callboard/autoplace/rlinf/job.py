@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -22,6 +21,7 @@ from callboard.autoplace.problem.problem import (
 )
 from callboard.autoplace.rlinf.cluster import group_of, own_nodes, pool_of, profiled_gpus, refuse_beyond
 from callboard.autoplace.rlinf.config import Embodied, Profile, Reasoning, RLinfConfig, read_rlinf_config
+from callboard.model.frozen import dataclass
 
 DEFAULT_STAGES = 2
 """Parts in which environments and rollout take turns when the config doesn't say: what RLinf's own search assumes."""

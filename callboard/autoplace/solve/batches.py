@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from callboard.autoplace.instance.tasks import Instance
 from callboard.autoplace.solve.groups import Split
+from callboard.model.frozen import dataclass
 
 
 def batch_rules(instance: Instance, split: Split, sync: int, staleness: float) -> list[Rule]:

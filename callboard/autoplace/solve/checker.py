@@ -9,11 +9,12 @@ used for switching. A plan whose time is not met to a thousandth is not returned
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from callboard.autoplace.problem.graphs import stages_of
 from callboard.autoplace.problem.plan import Plan, Span
 from callboard.autoplace.problem.problem import Async, Edge, EdgeKind, Mode, NoPlan, Problem, Unplaceable
+from callboard.model.frozen import dataclass
 
 TOLERANCE = 1e-3
 """Relative difference between the plan's time and the simulation's that is still agreement."""

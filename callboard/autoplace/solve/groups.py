@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from itertools import product
 
 from callboard.autoplace.instance.tasks import Instance, Option
+from callboard.model.frozen import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

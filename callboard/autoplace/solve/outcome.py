@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from types import MappingProxyType
 
 from callboard.autoplace.exact.branch_and_bound import Shortest, combinations_in_order
@@ -14,6 +14,7 @@ from callboard.autoplace.instance.tasks import Found, Instance
 from callboard.autoplace.problem.problem import Layout
 from callboard.autoplace.solve.building import HYBRID, layout_of
 from callboard.autoplace.solve.steps import Run
+from callboard.model.frozen import dataclass
 
 NODES_OF_HYBRID = 1_000
 """Nodes spent on the best hybrid when the best plan isn't one: its time is only shown."""

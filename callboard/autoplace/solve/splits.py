@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 from callboard.autoplace.instance.stopping import Budget
 from callboard.autoplace.instance.tasks import Instance
@@ -12,6 +11,7 @@ from callboard.autoplace.problem.problem import Async, Layout, Problem
 from callboard.autoplace.solve.batches import Rule, Steady, batch_rules, least_period, turn_rules
 from callboard.autoplace.solve.building import HYBRID
 from callboard.autoplace.solve.groups import Groups, Split
+from callboard.model.frozen import dataclass
 
 
 @dataclass(frozen=True, slots=True)

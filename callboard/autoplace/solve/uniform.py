@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import permutations, product
 from types import MappingProxyType
 
 from callboard.autoplace.problem.plan import Plan, Spans, Status
 from callboard.autoplace.problem.problem import Layout, Mode, ModelParallel, NoPlan, Problem, no_plan
+from callboard.model.frozen import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

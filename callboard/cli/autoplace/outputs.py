@@ -6,7 +6,6 @@ import contextlib
 import os
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from callboard.autoplace.rlinf.values import Config
 from callboard.cli.layouts.config_source import ConfigSource, load_config
 from callboard.cli.show import consoles, svg
 from callboard.cli.show.exits import BAD_INPUT, CommandFailed
+from callboard.model.frozen import dataclass
 
 _MONOSPACE = "DejaVu Sans Mono, Menlo, Consolas, Liberation Mono, monospace"
 _DASHED: dict[str, str] = {"stroke": INK, "stroke_dasharray": "4 3"}

@@ -5,13 +5,13 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping
 from copy import copy
-from dataclasses import dataclass
 from typing import Any
 
 from callboard.autoplace.problem.problem import Problem
 from callboard.autoplace.rlinf.job import RLinfJob, rlinf_job
 from callboard.cli.layouts.cluster_source import ClusterNode, ClusterSource
 from callboard.cli.layouts.config_source import ConfigSource
+from callboard.model.frozen import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Protocol
 
 from callboard.cli.autoscale.sizing import Room, size
 from callboard.client.calls.cluster_calls import GONE, id_of
 from callboard.client.client import Client
+from callboard.model.frozen import dataclass
 from callboard.v1.node_pb2 import Node, NodeState
 from callboard.v1.placement_group_pb2 import PlacementGroupKind
 from callboard.wire.amounts import resources_from_proto

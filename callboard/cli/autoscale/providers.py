@@ -9,7 +9,6 @@ import signal
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from callboard.cli.autoscale.loop import ProviderFailed
@@ -19,6 +18,7 @@ from callboard.cli.local.plan import ClusterPlan
 from callboard.cli.show.exits import CommandFailed
 from callboard.client.calls.cluster_calls import id_of
 from callboard.client.client import Client
+from callboard.model.frozen import dataclass
 from callboard.model.quantities import Resources
 from callboard.v1.node_pb2 import Node
 from callboard.wire.amounts import resources_from_proto

@@ -8,9 +8,10 @@ the question is asked again and again: what still waits when a node has joined i
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from callboard.client.calls.cluster_calls import id_of
+from callboard.model.frozen import dataclass
 from callboard.model.names import OWN_RESOURCES
 from callboard.model.quantities import MAX_MEMORY_BYTES, MILLI, Resources
 from callboard.v1.node_pb2 import Node, NodeState

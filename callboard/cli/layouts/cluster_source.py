@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from callboard.cli.show import words
 from callboard.cli.show.exits import NO_PLAN, CommandFailed
@@ -11,6 +10,7 @@ from callboard.cli.show.verb_guard import with_client
 from callboard.client.calls.cluster_calls import GONE
 from callboard.client.client import Client
 from callboard.model.cluster_text import parse_cluster
+from callboard.model.frozen import dataclass
 from callboard.v1.node_pb2 import Node, NodeState
 
 _GIB = 1 << 30

@@ -12,7 +12,6 @@ import re
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ import typer
 
 from callboard.cli.show.exits import BAD_INPUT, CommandFailed
 from callboard.model.faults import Fault, InvalidInput
+from callboard.model.frozen import dataclass
 from callboard.model.inputs import read_yaml
 
 SUFFIXES = (".yaml", ".yml")

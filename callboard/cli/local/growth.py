@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from callboard.cli.local.children import Child, end_politely, kill_trees, unless_ended
@@ -26,6 +26,7 @@ from callboard.cli.show.exits import CommandFailed
 from callboard.client.calls.cluster_calls import GONE, id_of
 from callboard.client.client import Client
 from callboard.client.clusters import ClusterRecord, read_record, write_record
+from callboard.model.frozen import dataclass
 from callboard.security.processes import ProcessId, descendants, marked, process_table
 from callboard.v1.node_pb2 import Node, NodeState
 

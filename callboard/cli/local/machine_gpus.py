@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 
 import typer
+
+from callboard.model.frozen import dataclass
 
 SIMULATED = 8
 """GPUs that a machine without any is taken to have: as many as a common GPU server."""

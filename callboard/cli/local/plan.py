@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Literal
 
 from callboard.agents.options import AgentOptions
 from callboard.cli.local.ports import listening_in
 from callboard.controller.options import ControllerOptions
+from callboard.model.frozen import dataclass
 from callboard.model.options import as_declared, declared, option, option_of
 from callboard.security.places import write_private
 from callboard.security.tokens import TOKEN_NAME

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
 from callboard.model.faults import Fault, InvalidInput
+from callboard.model.frozen import dataclass
 
 OK = 0
 FAILED = 1

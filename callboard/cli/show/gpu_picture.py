@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -12,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from callboard.cli.show import words
+from callboard.model.frozen import dataclass
 from callboard.v1.node_pb2 import DeviceUse, Node, NodeState
 
 _COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "bright_red", "bright_cyan", "bright_magenta")

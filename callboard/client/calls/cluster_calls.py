@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from google.protobuf.field_mask_pb2 import FieldMask
@@ -13,6 +12,7 @@ from callboard.client.calls.connection import Connection
 from callboard.client.calls.watching import watch_events
 from callboard.model.durations import parse_duration_ms
 from callboard.model.faults import Fault, InvalidInput
+from callboard.model.frozen import dataclass
 from callboard.model.inputs import pool_spec, preemption_policy
 from callboard.model.policy import PreemptionPolicy as ExactPolicy
 from callboard.model.quantities import IN_BYTES, QuantityError

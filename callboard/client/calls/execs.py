@@ -10,7 +10,7 @@ import asyncio
 import signal
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -19,6 +19,7 @@ import grpc.aio
 from callboard.client.calls import methods
 from callboard.client.calls.connection import Connection
 from callboard.client.calls.methods import carried
+from callboard.model.frozen import dataclass
 from callboard.v1.common_pb2 import ExecCommand, ExecInput, TerminalSize
 from callboard.v1.job_pb2 import ExecWorkerRequest, ExecWorkerResponse, ExecWorkerStart
 from callboard.wire.refusals import Unavailable

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Generic, ParamSpec, TypeVar
 
 from google.protobuf.message import Message
 
 from callboard.model.faults import Fault, InvalidInput
+from callboard.model.frozen import dataclass
 from callboard.v1 import event_pb2, job_pb2, node_pb2, placement_group_pb2, pool_pb2, scheduler_pb2
 
 Fields = ParamSpec("Fields")

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 
 from callboard.client.calls import methods
 from callboard.client.calls.connection import Connection, reconnect_backoff
+from callboard.model.frozen import dataclass
 from callboard.v1.common_pb2 import OutputChunk, OutputSelection, OutputStream
 from callboard.v1.event_pb2 import Event, EventFilter
 from callboard.v1.job_pb2 import OutputGap

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import cache
 from hashlib import sha256
 from types import MappingProxyType
@@ -20,6 +20,7 @@ from zlib import crc32
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+from callboard.model.frozen import dataclass
 from callboard.model.specs import ComponentSpec
 from callboard.scheduler.machine import HANDLERS, Outcome
 from callboard.scheduler.records.events import Event

@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-import structlog
-
 from callboard.controller.journal.codec import Decision
 from callboard.controller.journal.journal import Follower, Journal
 from callboard.controller.journal.state_dir import StoreFailed
+from callboard.model.log import structlog
 from callboard.scheduler import State
 from callboard.scheduler.records.job_records import Change, EventRecord
 from callboard.wire.refusals import ErrorReason, Unavailable

@@ -11,7 +11,6 @@ import hashlib
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
-from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -45,6 +44,7 @@ from callboard.controller.journal.store import (
     with_secrets,
     write_state,
 )
+from callboard.model.frozen import dataclass
 from callboard.scheduler import State
 from callboard.scheduler.records.job_records import MetaRecord, Put, evolve
 from callboard.security.grants import GRANTS_NAME

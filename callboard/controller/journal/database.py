@@ -9,13 +9,13 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from callboard.controller.journal.state_dir import StoreFailed, make_private_file
 from callboard.model.faults import Fault, InvalidInput
+from callboard.model.frozen import dataclass
 
 BUSY_TIMEOUT_S = 5.0
 """Readers of old events never block the writer (WAL); what remains is a person with sqlite3 open."""

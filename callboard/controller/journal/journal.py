@@ -7,7 +7,6 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -15,6 +14,7 @@ from callboard.controller.journal.codec import Decision
 from callboard.controller.journal.database import Where
 from callboard.controller.journal.state_dir import StateDir
 from callboard.controller.journal.store import Store, read_events
+from callboard.model.frozen import dataclass
 from callboard.scheduler import State
 from callboard.scheduler.records.job_records import Change, EventRecord, Record
 from callboard.wire.refusals import NotLeader

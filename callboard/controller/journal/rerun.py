@@ -7,11 +7,12 @@ comes to, it goes on from what is written, so that one difference does not lead 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from callboard.controller.journal.codec import Decision, Told, digest_of
 from callboard.controller.journal.store import History, read_history
+from callboard.model.frozen import dataclass
 from callboard.scheduler import Outcome, Refusal, Scheduler, State
 from callboard.scheduler.account.explain import Explanation
 from callboard.scheduler.records.job_records import Change, EventRecord, MetaRecord, Put

@@ -13,7 +13,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from itertools import accumulate, chain
 from pathlib import Path
 
@@ -34,6 +34,7 @@ from callboard.controller.journal.database import Database, SqliteDatabase, Wher
 from callboard.controller.journal.packs import Pack, changes_of, line_of, packed
 from callboard.controller.journal.secret_store import MissingSecrets, SecretStore, without_values
 from callboard.controller.journal.state_dir import StateDir, StoreFailed
+from callboard.model.frozen import dataclass
 from callboard.scheduler import State
 from callboard.scheduler.records.events import JobSubmitted
 from callboard.scheduler.records.job_records import Change, Drop, EventRecord, JobRecord, Put, Record, SpecRecord

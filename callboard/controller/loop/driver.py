@@ -17,8 +17,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-import structlog
-
 from callboard.controller.journal.codec import Decision
 from callboard.controller.journal.commits import Commits, store_failed
 from callboard.controller.journal.journal import Followed, Following, Journal, not_leader
@@ -29,6 +27,7 @@ from callboard.controller.loop.liveness import HELD_UP_S
 from callboard.controller.loop.questions import MOST_WAITING, Questions
 from callboard.model.durations import Backoff
 from callboard.model.faults import InvalidInput
+from callboard.model.log import structlog
 from callboard.scheduler import Outcome, Scheduler, State
 from callboard.scheduler.records.commands import Command
 from callboard.scheduler.records.events import ControllerStarted, Event, Make, Tick

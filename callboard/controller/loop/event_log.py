@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_left
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from operator import attrgetter
 
+from callboard.model.frozen import dataclass
 from callboard.scheduler.records.job_records import EventRecord
 from callboard.wire.refusals import LimitReached, RevisionCompacted, Unavailable, invalid
 

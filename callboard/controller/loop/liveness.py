@@ -23,7 +23,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-import structlog
+from callboard.model.log import structlog
 
 MARGIN_MS = 2_000
 """See above; 10⁻⁴ of drift over a minute makes 6 ms."""

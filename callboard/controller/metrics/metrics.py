@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 
-import structlog
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
@@ -15,6 +14,7 @@ from callboard.controller.metrics.gauges import gauges
 from callboard.controller.metrics.observations import Observations
 from callboard.controller.metrics.server import Build, LoopCollector, MetricsServer
 from callboard.controller.options import split_address
+from callboard.model.log import structlog
 from callboard.security.tls import ServerTls
 from callboard.wire.refusals import LimitReached, Unavailable
 

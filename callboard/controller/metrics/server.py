@@ -13,11 +13,11 @@ from inspect import isawaitable
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler
 
-import structlog
 from prometheus_client import CollectorRegistry, make_wsgi_app, start_http_server
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from callboard.model.log import structlog
 from callboard.security.access import bearer_of
 from callboard.security.tls import ServerTls
 

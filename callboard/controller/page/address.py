@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import socket
-from dataclasses import dataclass
 from importlib.util import find_spec
 
 from callboard.controller.options import ControllerOptions, split_address
+from callboard.model.frozen import dataclass
 
 NEEDED = ("starlette", "uvicorn")
 """Packages of the extra ``callboard[page]``."""

@@ -12,7 +12,6 @@ import gzip
 import hashlib
 import json
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
@@ -25,6 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from callboard.controller.page.board import Boards
 from callboard.controller.page.calls import CALLABLE, FOLLOW, OUTPUT, CallRefused, Calls, PageContext
 from callboard.controller.page.login import LASTS_S, Hosts, Logins, is_foreign
+from callboard.model.frozen import dataclass
 from callboard.security.access import bearer_of
 from callboard.security.caller_roles import ROLES, Identity, caller
 from callboard.v1 import common_pb2, job_pb2

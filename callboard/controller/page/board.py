@@ -20,13 +20,12 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import structlog
-
 from callboard.controller.loop.driver import Driver, Listener
 from callboard.controller.loop.event_log import EventLog, Filter, happens
 from callboard.controller.page.rows import Row, event_row, figures, group_row, job_row, node_row, pool_row
 from callboard.controller.services.event import may_see
 from callboard.controller.services.request_parts import sees_job
+from callboard.model.log import structlog
 from callboard.scheduler.records.job_records import Change, Drop, EventRecord, JobRecord, SpecRecord, WorkerRecord
 from callboard.scheduler.records.node_record import NodeRecord
 from callboard.scheduler.records.pool_records import GroupRecord, PoolRecord

@@ -7,7 +7,6 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-import structlog
 import uvicorn
 
 from callboard._version import __version__
@@ -19,6 +18,7 @@ from callboard.controller.page.app import Page
 from callboard.controller.page.board import Boards
 from callboard.controller.page.calls import Calls
 from callboard.controller.page.login import Hosts, Logins
+from callboard.model.log import structlog
 from callboard.security.access import Access
 from callboard.security.tls import ServerTls
 from callboard.wire.refusals import CallboardError

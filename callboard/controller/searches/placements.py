@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeVar
-
-import structlog
 
 from callboard.controller.loop.collector import uncollected
 from callboard.controller.loop.driver import Driver, Listener
 from callboard.model.faults import Fault, InvalidInput
+from callboard.model.frozen import dataclass
 from callboard.model.inputs.groups import settled
 from callboard.model.inputs.job import JobInput
 from callboard.model.inputs.located import Misfit, Misfits, path_of
+from callboard.model.log import structlog
 from callboard.model.roles import RolePreset, unfused
 from callboard.model.specs import JobSpec
 from callboard.placement.jobs import digest_of, place_job

@@ -9,8 +9,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 from typing import Any
 
-import structlog
-
+from callboard.model.log import structlog
 from callboard.wire.refusals import InternalError, LimitReached
 
 MOST = 2

@@ -6,8 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator
 from functools import partial
 
-import structlog
-
 from callboard.controller.convert.hello import device_states
 from callboard.controller.convert.reports import event_of, refused_event
 from callboard.controller.loop.driver import Driver
@@ -19,6 +17,7 @@ from callboard.controller.sessions.outputs import OutputReads
 from callboard.controller.sessions.session import AgentSession
 from callboard.controller.sessions.sessions import Sessions
 from callboard.model.durations import Backoff
+from callboard.model.log import structlog
 from callboard.model.names import is_name
 from callboard.scheduler import Outcome
 from callboard.scheduler.records.commands import Command

@@ -23,10 +23,10 @@ from typing import Any
 
 import grpc
 import grpc.aio
-import structlog
 from google.protobuf.message import DecodeError
 
 from callboard.model.faults import Fault, InvalidInput
+from callboard.model.log import structlog
 from callboard.scheduler.records.refusals import Refusal, RefusalCode
 from callboard.security.caller_roles import Identity, caller
 from callboard.security.gate import Gate, changes

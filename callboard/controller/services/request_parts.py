@@ -10,13 +10,13 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import grpc.aio
 from google.protobuf.message import Message
 
 from callboard.model.faults import Fault
+from callboard.model.frozen import dataclass
 from callboard.model.names import NAME_PATTERN, is_name
 from callboard.scheduler import State
 from callboard.scheduler.records.job_records import JobRecord

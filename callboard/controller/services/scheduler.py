@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 from callboard._version import __version__
@@ -16,6 +15,7 @@ from callboard.controller.services.node import NodeService
 from callboard.controller.services.pool import PoolService
 from callboard.controller.services.request_parts import Context, page_of, version_of
 from callboard.controller.views.stats import demand_messages, stats_message
+from callboard.model.frozen import dataclass
 from callboard.scheduler.records.events import PolicySet
 from callboard.security.audit_log import AuditLog
 from callboard.v1 import scheduler_pb2, scheduler_pb2_grpc

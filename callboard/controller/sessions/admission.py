@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import structlog
-
 from callboard._version import __version__
 from callboard.controller.convert.commands import worker_key
 from callboard.controller.convert.hello import minor_of
 from callboard.controller.options import ControllerOptions
+from callboard.model.log import structlog
 from callboard.scheduler import State
 from callboard.scheduler.records.events import Admission
 from callboard.scheduler.records.node_record import NodeRecord

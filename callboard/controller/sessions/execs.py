@@ -15,10 +15,9 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 
-import structlog
-
 from callboard.controller.loop.driver import Driver
 from callboard.controller.sessions.session import AgentSession
+from callboard.model.log import structlog
 from callboard.model.roles import member_names
 from callboard.scheduler.records.job_records import JobRecord, WorkerRecord
 from callboard.scheduler.records.states import ENDED, WorkerState

@@ -12,13 +12,12 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
-
-import structlog
 
 from callboard.controller.loop.driver import Driver, Listener
 from callboard.controller.sessions.session import AgentSession
+from callboard.model.frozen import dataclass
+from callboard.model.log import structlog
 from callboard.model.roles import member_names
 from callboard.scheduler.records.commands import Command, StartWorker
 from callboard.scheduler.records.job_records import EventRecord, JobRecord

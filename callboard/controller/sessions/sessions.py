@@ -14,8 +14,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-import structlog
-
 from callboard.controller.convert.commands import command_message
 from callboard.controller.convert.hello import (
     check_hello,
@@ -33,6 +31,7 @@ from callboard.controller.sessions.admission import GONE, check_epoch, check_ord
 from callboard.controller.sessions.ray_board import RayBoard
 from callboard.controller.sessions.session import AgentSession
 from callboard.controller.sessions.spare_targets import MAX_PRELOADS, tell_spares
+from callboard.model.log import structlog
 from callboard.scheduler import Outcome
 from callboard.scheduler.records.commands import Command
 from callboard.scheduler.records.events import (

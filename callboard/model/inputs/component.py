@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Annotated, Any
 
+from callboard.model.frozen import dataclass
 from callboard.model.inputs.compounds import MAX_ARGUMENTS_BYTES, Amounts, list_of
 from callboard.model.inputs.located import Misfit, Misfits, Refused, shown_text
 from callboard.model.inputs.reading import Input, check

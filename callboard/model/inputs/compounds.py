@@ -10,12 +10,13 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, TypeVar
 
 from callboard.model import names
 from callboard.model import names as environment
+from callboard.model.frozen import dataclass
 from callboard.model.inputs.located import Misfit, OddNumber, Place, Refused, each, raise_any, shown, shown_text
 from callboard.model.inputs.scalars import Exact, JsonText, label, module, name, plain_number, refuse_odd, text, whole
 from callboard.model.quantities import (

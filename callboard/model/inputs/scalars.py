@@ -9,12 +9,12 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any, TypeVar
 
 from callboard.model import names
 from callboard.model.durations import format_duration_ms, parse_duration_ms
+from callboard.model.frozen import dataclass
 from callboard.model.inputs.located import OddNumber, Refused, shown
 from callboard.model.quantities import MAX_MILLI, MILLI, QuantityError, format_milli, parse_milli
 from callboard.model.schema import Form, Kind

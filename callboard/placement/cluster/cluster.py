@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 
 from callboard.model.cluster_text import parse_cluster
 from callboard.model.faults import Fault, InvalidInput
+from callboard.model.frozen import dataclass
 from callboard.model.inputs.located import shown
 from callboard.model.specs import Labels
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 
 from callboard.model.faults import Fault, InvalidInput
+from callboard.model.frozen import dataclass
 from callboard.model.inputs.located import shown, shown_text
 from callboard.placement.cluster.cluster import (
     NODES_ONLY,

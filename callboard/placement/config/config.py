@@ -7,8 +7,9 @@ section alone, and a job file whose components carry ``component_placement``.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from callboard.model.frozen import dataclass
 from callboard.placement.cluster.cluster import WHOLE_CLUSTER, NodeGroup
 from callboard.placement.config.grammar import Segment, format_segments
 from callboard.placement.source import fields

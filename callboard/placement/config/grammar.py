@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from callboard.model.frozen import dataclass
 from callboard.model.inputs.located import shown_text
 from callboard.placement.source.diagnostics import Report, Where
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from callboard.model.faults import InvalidInput
+from callboard.model.frozen import dataclass
 from callboard.model.inputs.located import shown_text
 from callboard.placement.cluster.cluster import Cluster, need_cluster
 from callboard.placement.cluster.defining import node_groups

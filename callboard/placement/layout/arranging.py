@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 
+from callboard.model.frozen import dataclass
 from callboard.placement.config.config import CODING, EVALUATION, PlacementConfig, is_further_rollout
 from callboard.placement.layout.layouts import Layout
 from callboard.placement.layout.record import PlacementMode, RolloutSyncMode

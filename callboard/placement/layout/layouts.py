@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from callboard.model.frozen import dataclass
 from callboard.placement.cluster.cluster import Cluster, Node
 from callboard.placement.cluster.numbering import Kind, Numbering, kind_of, number
 from callboard.placement.config.config import Entry, PlacementConfig

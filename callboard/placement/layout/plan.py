@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 
+from callboard.model.frozen import dataclass
 from callboard.model.quantities import MILLI
 from callboard.model.specs import Labels
 from callboard.placement.cluster.cluster import Cluster, HardwareUnit

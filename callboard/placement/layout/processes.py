@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from callboard.model.frozen import dataclass
 from callboard.placement.cluster.numbering import Kind, Numbering, Span
 from callboard.placement.config.grammar import Segment
 from callboard.placement.layout.record import Placement

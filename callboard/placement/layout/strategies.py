@@ -6,12 +6,12 @@ A strategy is a frozen description; :meth:`resolve` lays it over a cluster, alwa
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from operator import index as whole_number
 from typing import SupportsIndex
 
 from callboard.model.faults import Fault, InvalidInput
+from callboard.model.frozen import dataclass
 from callboard.model.inputs.located import shown
 from callboard.placement.cluster.cluster import WHOLE_CLUSTER, Cluster, need_cluster
 from callboard.placement.cluster.numbering import Numbering, labels_of, number

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import TypedDict, Unpack
 
 from callboard.model.faults import Fault, InvalidInput
+from callboard.model.frozen import dataclass
 
 MAX_FAULTS = 100
 """Most faults told at once."""

@@ -7,9 +7,9 @@ these was meant can't be told from the result, so nothing is ever converted here
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 from callboard.model.faults import Fault, InvalidInput
+from callboard.model.frozen import dataclass
 from callboard.model.inputs.located import shown_text
 from callboard.placement.source.diagnostics import Where
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from callboard.model.frozen import dataclass
 from callboard.model.specs import ComponentSpec, Fencing, JobSpec
 from callboard.scheduler.account.blockers import MAX_SUBJECTS, blockers
 from callboard.scheduler.account.remedies import remedies

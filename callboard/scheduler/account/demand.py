@@ -7,8 +7,9 @@ component would take if it could is counted apart: a running job does without it
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from callboard.model.frozen import dataclass
 from callboard.model.quantities import Resources
 from callboard.model.specs import JobSpec, Labels
 from callboard.scheduler.plan.complement import live_of, wanted

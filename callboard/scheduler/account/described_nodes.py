@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from callboard.model.cluster_text import NodeText
+from callboard.model.frozen import dataclass
 from callboard.model.quantities import MILLI, NOTHING, Resources, format_amount, pieces, total
 from callboard.model.specs import ComponentSpec, JobSpec, Labels, PoolSpec, WorkerPlace
 from callboard.scheduler.account.explain import PlannedWorker, explain_spec

@@ -5,8 +5,9 @@ Read-only, and computed when somebody asks: the hot path keeps no reasons. CLI, 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from callboard.model.frozen import dataclass
 from callboard.model.specs import JobSpec
 from callboard.scheduler.account.awaited import (
     Short,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from callboard.model.frozen import dataclass
 from callboard.model.quantities import MILLI, Resources, total
 from callboard.model.specs import Strategy
 from callboard.scheduler.plan.fitting import EXACT_LIMIT, fit

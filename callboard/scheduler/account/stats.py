@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
 
+from callboard.model.frozen import dataclass
 from callboard.model.quantities import Resources
 from callboard.scheduler.plan.quota import usable
 from callboard.scheduler.records.states import ENDED, GroupKind, GroupState, JobState

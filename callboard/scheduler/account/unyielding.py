@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from callboard.model.frozen import dataclass
 from callboard.model.specs import JobSpec
 from callboard.scheduler.account.blockers import MAX_SUBJECTS, blockers
 from callboard.scheduler.plan.candidates import overtakable

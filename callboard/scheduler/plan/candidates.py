@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from itertools import islice
 
-from callboard.model.frozen import quick
+from callboard.model.frozen import dataclass, quick
 from callboard.model.quantities import Resources, total
 from callboard.model.specs import JobSpec
 from callboard.scheduler.plan.preemption import Claims, Verdict, by_rules, guarded, left_ms, lost_work_ms, may_yield

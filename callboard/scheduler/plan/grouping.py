@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 
-from callboard.model.frozen import quick
+from callboard.model.frozen import dataclass, quick
 from callboard.model.quantities import MILLI, NOTHING, Resources, on_each, total
 from callboard.model.specs import ComponentSpec, JobSpec, Labels, PgPoolSpec, PoolSpec, StopPolicy, Strategy
 from callboard.scheduler.plan.fitting import fit, keeps_strategy

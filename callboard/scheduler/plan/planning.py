@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
-from callboard.model.frozen import quick
+from callboard.model.frozen import dataclass, quick
 from callboard.model.specs import JobSpec
 from callboard.scheduler.plan.candidates import (
     Candidate,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from callboard.model.frozen import dataclass
 from callboard.model.policy import LabelRules, PreemptionPolicy
 from callboard.model.specs import JobSpec
 from callboard.scheduler.plan.quota import borrowed, borrows, cohort_of

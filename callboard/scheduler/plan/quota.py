@@ -11,8 +11,8 @@ is, or of a view.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
+from callboard.model.frozen import dataclass
 from callboard.model.quantities import NOTHING, Resources
 from callboard.model.specs import PoolSpec
 from callboard.scheduler.records.pool_records import PoolRecord

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from callboard.model.frozen import dataclass
 from callboard.model.quantities import Resources
 from callboard.model.specs import Labels
 from callboard.scheduler.plan.view import Room, View

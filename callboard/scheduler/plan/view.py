@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from operator import sub
 
-from callboard.model.frozen import evolver, quick
+from callboard.model.frozen import dataclass, evolver, quick
 from callboard.model.quantities import MILLI, NOTHING, Resources, on_each, total
 from callboard.scheduler.plan.nearness import nearest
 from callboard.scheduler.records.job_records import WorkerRecord

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
+from callboard.model.frozen import dataclass
 from callboard.model.quantities import Resources, total
 from callboard.model.specs import ComponentSpec, JobSpec, Labels, Strategy, WorkerPlace
 

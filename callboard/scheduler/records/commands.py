@@ -6,9 +6,7 @@ Ids are made of what the command is about, so the command that is owed after a r
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from callboard.model.frozen import quick
+from callboard.model.frozen import dataclass, quick
 from callboard.model.specs import ComponentSpec
 from callboard.scheduler.records.job_records import CheckpointRecord, WorkerRecord
 from callboard.scheduler.records.pool_records import BundleRecord

@@ -6,9 +6,9 @@ leads to. What the event log says of it afterwards is another record: :class:`~.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol
 
+from callboard.model.frozen import dataclass
 from callboard.model.policy import PreemptionPolicy
 from callboard.model.quantities import Resources
 from callboard.model.ray_fault import RayFault

@@ -10,11 +10,10 @@ All times are the controller's wall clock in milliseconds since 1970, clamped ne
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, ClassVar, TypeVar, get_args
 
-from callboard.model.frozen import evolver, quick
+from callboard.model.frozen import dataclass, evolver, quick
 from callboard.model.policy import PreemptionPolicy
 from callboard.model.quantities import Resources
 from callboard.model.specs import JobSpec

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from operator import attrgetter
 from typing import ClassVar
 
-from callboard.model.frozen import quick
+from callboard.model.frozen import dataclass, quick
 from callboard.model.quantities import NOTHING, Resources
 from callboard.model.ray_fault import RayFault
 from callboard.model.specs import Labels

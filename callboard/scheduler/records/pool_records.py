@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from operator import attrgetter
 from typing import ClassVar
 
-from callboard.model.frozen import quick
+from callboard.model.frozen import dataclass, quick
 from callboard.model.quantities import Resources
 from callboard.model.specs import PoolSpec
 from callboard.scheduler.records.node_record import DeviceShare

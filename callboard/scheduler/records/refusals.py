@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
 from enum import StrEnum
 
+from callboard.model.frozen import dataclass
 from callboard.model.specs import JobSpec
 
 

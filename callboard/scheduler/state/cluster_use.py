@@ -6,10 +6,10 @@ question takes as long as what happened since the last one, not as there are nod
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from operator import add, sub
 from typing import NamedTuple
 
+from callboard.model.frozen import dataclass
 from callboard.model.quantities import MILLI, NOTHING, Resources
 from callboard.scheduler.state.ledger import NodeBook
 from callboard.scheduler.state.roster import GONE

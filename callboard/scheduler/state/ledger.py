@@ -7,8 +7,8 @@ Nothing here is a truth of its own: every figure is a sum over placement groups 
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
 
+from callboard.model.frozen import dataclass
 from callboard.model.quantities import MILLI, NOTHING, Resources, on_each
 from callboard.scheduler.records.job_records import WorkerRecord
 from callboard.scheduler.records.node_record import DeviceShare, NodeRecord

@@ -8,10 +8,10 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from callboard.agents.supplies.worker_env import WORKER_MARKER
+from callboard.model.frozen import dataclass
 from callboard.simulation.options import Fault
 from callboard.simulation.world.machines import CRASH, Machine, Running, Tree
 from callboard.simulation.world.site import Site

@@ -12,8 +12,7 @@ from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from typing import Any
 
-import structlog
-
+from callboard.model.log import structlog
 from callboard.simulation.world.virtual_time import Timeline, in_dead_process
 
 
