@@ -39,12 +39,13 @@ else:
 
 
 def _declared(cls: Any, **options: Any) -> Any:
-    plain = options.keys() <= {"frozen", "slots", "kw_only"} and options.get("frozen") and options.get("slots")
-    bases = [base.__dict__.get("__dataclass_params__") for base in cls.__mro__[1:]]
-    if not plain or any(params is not None and params.frozen for params in bases):
+    if options.keys() - {"frozen", "slots", "kw_only"} or not (options.get("frozen") and options.get("slots")):
         return dataclasses.dataclass(**options)(cls)
     lazy = [name for name in _SOURCES if name not in cls.__dict__]
-    bare: Any = dataclasses.dataclass(**options | {"init": False, "repr": False, "eq": False, "frozen": False})(cls)
+    derived = any(dataclasses.is_dataclass(base) for base in cls.__bases__)  # then the library insists on all or none
+    bare: Any = dataclasses.dataclass(**options | {"init": False, "repr": False, "eq": False, "frozen": derived})(cls)
+    for stated in ("init", "repr", "eq", "frozen"):
+        setattr(bare.__dataclass_params__, stated, True)
     for name in lazy:
         setattr(bare, name, _compiled_late(name, bare))
     bare.__getstate__, bare.__setstate__ = _values, _restore

@@ -188,14 +188,18 @@ def test_whatever_a_class_states_holds(declare: Any) -> None:
         derive(1)
 
 
-def test_a_class_of_ours_may_derive_from_one_of_the_library_s() -> None:
-    @frozen.dataclass(frozen=True, slots=True)
-    class Derived(Plain):
+@pytest.mark.parametrize("declare", [dataclass, frozen.dataclass], ids=["of the library", "ours"])
+@pytest.mark.parametrize("base", [Plain, Ours, Both])
+def test_a_class_of_one_kind_may_derive_from_one_of_another(base: Any, declare: Any) -> None:
+    @declare(frozen=True, slots=True)
+    class Derived(base):  # type: ignore[misc]
         fourth: int = 4
 
-    assert Derived(1) == Derived(1, fourth=4) != Derived(1, fourth=5)
+    derive: Any = Derived
+    assert derive(1) == derive(1, fourth=4) != derive(1, fourth=5)
+    assert hash(derive(1)) == hash(derive(1))
     with pytest.raises(FrozenInstanceError):
-        Derived(1).fourth = 3  # type: ignore[misc]
+        derive(1).fourth = 3
 
 
 def test_methods_are_compiled_in_whatever_order_they_are_asked_for() -> None:
