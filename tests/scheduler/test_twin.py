@@ -117,12 +117,13 @@ def test_records_in_any_order_make_the_same_state() -> None:
         assert whole(state) == whole(world.state)
 
 
-def test_jobs_that_have_ended_are_put_at_once_as_one_by_one() -> None:
+@pytest.mark.parametrize("names", [7, 40])
+def test_jobs_that_have_ended_are_put_at_once_as_one_by_one(names: int) -> None:
     world = run(5).world
     world.pool(pool_spec("late"))
     for number in range(40):
-        world.submit(job_spec(f"late-{number % 7}", pool="late"))
-        world.cancel(f"late-{number % 7}")
+        world.submit(job_spec(f"late-{number % names}", pool="late"))
+        world.cancel(f"late-{number % names}")
     chance = random.Random(1)
     ended = [
         replace(job, state=chance.choice(list(ENDED)), request_id=f"r{job.order}" if job.order % 3 else "")

@@ -58,8 +58,14 @@ class JobIndex:
 
     def add_ended(self, jobs: Sequence[JobRecord]) -> None:
         """As :meth:`update` for jobs that are new and have ended: only their names and their states lead to them."""
-        for job in jobs:
-            self._follow_name(None, job)
+        names = self._uids_of_name
+        fresh: dict[str, Members[str]] = {job.name: {job.uid: job.order} for job in jobs}
+        if len(fresh) == len(jobs) and names.keys().isdisjoint(fresh):
+            names.update(fresh)
+            self.requests.update({job.request_id: job.uid for job in jobs if job.request_id})
+        else:
+            for job in jobs:
+                self._follow_name(None, job)
         for state in {job.state for job in jobs}:
             self.by_state[state].add_all({job.uid: job.order for job in jobs if job.state is state})
 
