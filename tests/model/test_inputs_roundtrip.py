@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 import yaml
 from hypothesis import given, settings
 
 from callboard.model.describe import MASK, described, job_to_mapping
+from callboard.model.faults import InvalidInput
 from callboard.model.inputs import job_spec, pool_spec, preemption_policy, read_yaml
 from callboard.model.policy import PolicyOverrides, PreemptionPolicy
 from callboard.model.specs import ComponentSpec, JobSpec, PoolSpec
@@ -64,3 +68,11 @@ class TestWhatIsShown:
     def test_memory_that_has_no_short_text_stays_exact(self) -> None:
         spec = PoolSpec(name="p", nominal=(("memory", (10 << 30) + 1),))
         assert described(spec)["nominal"] == {"memory": f"{(10 << 30) + 1}B"}
+
+
+def test_arguments_that_have_themselves_twice_are_refused() -> None:
+    endless: dict[str, Any] = {}
+    endless |= {"a": endless, "b": endless}
+    component = {"name": "main", "actor": "a:B", "kwargs": endless}
+    with pytest.raises(InvalidInput, match=r"components\[0\].kwargs: there are more than \d+ values"):
+        job_spec({"name": "j", "pool": "p", "components": [component]})

@@ -411,7 +411,8 @@ def arguments(kind: type[list[Any] | dict[str, Any]]) -> Kind:
             written, parsed = "", value
         if not isinstance(parsed, list | tuple if kind is list else dict):
             raise Refused(f"{shown(parsed)} is not {what}; write {'[1, two]' if kind is list else '{lr: 0.1}'}")
-        misfits = list(_unfit(parsed, ()))
+        # A value takes a byte at least; a list that has itself twice has values without end.
+        misfits = list(_unfit(parsed, (), _counted()))
         raise_any(misfits)
         written = written or json.dumps(parsed, separators=(",", ":"), allow_nan=False)
         size_bytes = len(written.encode())
@@ -441,8 +442,18 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _unfit(value: object, place: Place) -> Iterator[Misfit]:
-    """What JSON can't say the same way everywhere."""
+def _counted() -> Iterator[int]:
+    yield from range(MAX_ARGUMENTS_BYTES)
+    raise Refused(f"there are more than {MAX_ARGUMENTS_BYTES} values; as many bytes of JSON are allowed")
+
+
+def _unfit(value: object, place: Place, values: Iterator[int]) -> Iterator[Misfit]:
+    """What JSON can't say the same way everywhere.
+
+    Args:
+        values: counts those that were looked at.
+    """
+    next(values)
     if len(place) > MAX_DEPTH:
         yield Misfit(place[:8], f"nested deeper than {MAX_DEPTH}")
     elif isinstance(value, float) and not math.isfinite(value):
@@ -452,11 +463,11 @@ def _unfit(value: object, place: Place) -> Iterator[Misfit]:
             yield Misfit(place, "the text has half of a surrogate pair, which no message can carry")
     elif isinstance(value, list | tuple):
         for index, item in enumerate(value):
-            yield from _unfit(item, (*place, index))
+            yield from _unfit(item, (*place, index), values)
     elif isinstance(value, dict):
         for key, item in value.items():
             if isinstance(key, str):
-                yield from _unfit(item, (*place, key))
+                yield from _unfit(item, (*place, key), values)
             else:
                 yield Misfit(place, f"the key {shown(key)} is not a text")
     elif isinstance(value, int) and (isinstance(value, OddNumber) or value.bit_length() > _MOST_BITS):
