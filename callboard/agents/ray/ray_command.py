@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from callboard.agents.ray.ray_faults import PortTaken
+from callboard.agents.ray.ray_start import CLIENT_PORT
 
 SETTINGS = {
     # Gone in 0.2 s instead of up to 30 s (m); our workers have ended before.
@@ -69,7 +70,7 @@ class RayNodeSpec:
 
 def ray_start(spec: RayNodeSpec) -> list[str]:
     port, services = gcs_port(spec), service_ports(spec)
-    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats"]
+    command = [sys.executable, "-m", "callboard.agents.ray.ray_start", "start", "--block", "--disable-usage-stats"]
     if spec.head:
         command += ["--head", f"--port={port}", *(() if spec.monitor else ("--no-monitor",))]
         command += [f"--include-dashboard={'true' if spec.dashboard_port is not None else 'false'}"]
@@ -113,18 +114,15 @@ def service_ports(spec: RayNodeSpec) -> dict[str, int]:
     ports: dict[str, int] = {}
     if spec.port_base is not None:
         ports = {name: spec.port_base + index for index, name in enumerate(_SERVICES)}
-    if spec.head:
-        # Ray starts this server when gRPC is there, and takes 10001 unless told otherwise.
-        block = spec.port_base
-        ports["ray-client-server-port"] = (
-            free_port(spec.node_ip, {gcs_port(spec)}) if block is None else block + len(_SERVICES)
-        )
+        if spec.head:
+            # The server of Ray Client, which starts where somebody can know its port.
+            ports[CLIENT_PORT.removeprefix("--")] = spec.port_base + len(_SERVICES)
     return ports
 
 
 def check_ports(spec: RayNodeSpec) -> None:
     """Raise `PortTaken` when a port we ask for is in use: Ray would report success (NJ-04)."""
-    own = set(service_ports(spec).values()) if spec.port_base is not None else set()
+    own = set(service_ports(spec).values())
     asked = {(spec.node_ip, port) for port in own}
     if spec.head:
         asked.add((spec.node_ip, gcs_port(spec)))
