@@ -16,7 +16,7 @@ import pytest
 
 from callboard.model.quantities import Number, Resources
 from callboard.model.specs import ComponentSpec, JobSpec, PoolSpec, StopPolicy, Strategy
-from callboard.scheduler import Outcome, Refusal, Scheduler, State
+from callboard.scheduler import Outcome, Refusal, Scheduler, State, check_invariants
 from callboard.scheduler.handlers import elastic, passes
 from callboard.scheduler.plan import grouping, planning
 from callboard.scheduler.plan.grouping import choose_groups
@@ -564,11 +564,17 @@ def test_that_a_wait_for_nodes_is_over_costs_the_same_however_many_there_are() -
     assert counts[1] <= counts[0] + 20
 
 
+class Large(World):
+    """A world of many nodes, whose invariants take longer to check than an event to decide."""
+
+    check_every = 16
+
+
 def test_the_loss_of_a_node_costs_the_same_however_many_were_lost_before() -> None:
     """What was on them is owed to Ray until a node is back, and jobs by the thousand wait for it."""
     counts = []
     for nodes in (12, 96):
-        world = World({f"n{number:02}": {"cpu": 8, "gpu": 1} for number in range(nodes)})
+        world = Large({f"n{number:02}": {"cpu": 8, "gpu": 1} for number in range(nodes)})
         world.pool(pool_spec())
         for number in range(nodes):
             world.submit(job_spec(f"j{number}"))
@@ -581,6 +587,7 @@ def test_the_loss_of_a_node_costs_the_same_however_many_were_lost_before() -> No
         for event in first:
             world.send(event)
         assert not world.state.group_index.returning
+        check_invariants(world.state)
         counts.append(calls_of(lambda event=last, of=world.scheduler: of.handle(event)))  # type: ignore[misc]
         assert len(world.state.group_index.orphans) == nodes
         assert len(world.state.jobs_by_state[JobState.PENDING]) == nodes
