@@ -5,6 +5,7 @@ Making a command of typer's out of a function takes about as long as importing i
 
 from __future__ import annotations
 
+import inspect
 from collections import UserDict
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -13,8 +14,8 @@ from types import MappingProxyType
 from typing import Any
 
 import typer
-from typer.core import TyperArgument, TyperGroup, TyperOption
-from typer.main import get_group
+from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
+from typer.main import get_group, solve_typer_info_help
 
 MODULE_OF = MappingProxyType(
     {
@@ -72,6 +73,16 @@ class Verbs(TyperGroup):
         """Every verb, in the order of the help."""
         return list(self.commands)
 
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """The list of verbs. It shows what each is for, so no verb's options are made for it: that took two thirds of
+        the time."""
+        whole = self.commands
+        self.commands = {name: _told(name) for name in MODULE_OF}
+        try:
+            super().format_commands(ctx, formatter)
+        finally:
+            self.commands = whole
+
 
 class _Commands(UserDict[str, Any]):
     """Commands by name; one that nobody asked for has not been made."""
@@ -82,12 +93,25 @@ class _Commands(UserDict[str, Any]):
         return self.data[name]
 
 
-def _command(name: str) -> Any:
+def _alone(name: str) -> typer.Typer:
+    """A verb without its neighbours in the module, which are made when they are asked for themselves."""
     found = import_module(f"callboard.{MODULE_OF[name]}").app
-    # Its neighbours in the module are made when they are asked for themselves.
     alone = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False)
     alone.registered_commands = [info for info in found.registered_commands if info.name == name]
     alone.registered_groups = [info for info in found.registered_groups if info.name == name]
+    return alone
+
+
+def _told(name: str) -> Any:
+    """A verb that has its help alone."""
+    alone = _alone(name)
+    for info in alone.registered_commands:
+        return TyperCommand(name, help=info.help or inspect.getdoc(info.callback), short_help=info.short_help)
+    return TyperCommand(name, help=solve_typer_info_help(alone.registered_groups[0]))
+
+
+def _command(name: str) -> Any:
+    alone = _alone(name)
     command = get_group(alone).commands[name]
     _fit_for_people(command)
     return command

@@ -10,6 +10,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from callboard.cli.main import app, main
+from callboard.cli.verbs import MODULE_OF
 
 
 def verbs(command: Any = None, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -129,3 +130,14 @@ def test_bytes_that_are_no_text_are_refused_before_anything_is_done(
         main()
     assert ended.value.code == 2
     assert capsys.readouterr().err == "error: Argument 5 is not UTF-8: ü \\udc9b31m\n"
+
+
+def test_the_list_of_verbs_says_of_each_what_its_own_help_begins_with() -> None:
+    listed = CliRunner().invoke(app, ["--help"]).stdout
+    commands: Any = get_command(app)
+    commands = commands.commands
+    for name in MODULE_OF:
+        short = " ".join(commands[name].get_short_help_str(1_000).split())
+        (line,) = [line for line in listed.splitlines() if line.split()[:1] == [name]]
+        shown = line.split(None, 1)[1]
+        assert short.startswith(shown.removesuffix("...")), name
