@@ -10,7 +10,7 @@ import pytest
 
 from callboard.model.policy import Aggressiveness
 from callboard.model.quantities import Resources
-from callboard.model.specs import ComponentSpec, PoolSpec, Strategy
+from callboard.model.specs import NO_PG_POOL, ComponentSpec, PgPoolSpec, PoolSpec, Strategy
 from callboard.scheduler import RefusalCode, State
 from callboard.scheduler.handlers import passes
 from callboard.scheduler.plan import planning
@@ -541,3 +541,29 @@ def test_one_that_only_lacks_quota_has_those_yield_that_leave_no_room() -> None:
     world.submit(job_spec("urgent", priority=50))
     assert world.workers("urgent")[0].node_id != there
     assert sum(world.job(name).preemptions for name in ("a", "b")) == 1
+
+
+@pytest.mark.parametrize("pg_pool", [NO_PG_POOL, PgPoolSpec(enable=True, dynamic=True)], ids=["private", "dynamic"])
+def test_the_one_victim_that_is_enough_is_found_behind_others(
+    pg_pool: PgPoolSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries = 0
+
+    def counted(*args: Any) -> Any:
+        nonlocal tries
+        tries += 1
+        return choose_groups(*args)
+
+    world = World({f"n{number}": 2 for number in range(9)})
+    world.pool(pool_spec(pg_pool=pg_pool))
+    # Every node is full but the one of the job that has run longest: it would lose most, and alone leaves two GPUs.
+    world.submit(job_spec("alone", priority=1))
+    world.tick(60_000)
+    for number in range(8):
+        world.submit(job_spec(f"high{number}", priority=9, ask={"gpu": 1}, node_selector=(("node", f"n{number + 1}"),)))
+        world.submit(job_spec(f"low{number}", priority=1, ask={"gpu": 1}, node_selector=(("node", f"n{number + 1}"),)))
+    assert world.workers("alone")[0].node_id == "n0"
+    monkeypatch.setattr(planning, "choose_groups", counted)
+    world.submit(job_spec("two", priority=5, ask={"gpu": 2}))
+    assert world.preempted() == [("alone", "two")]
+    assert tries <= 16

@@ -444,7 +444,9 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _counted() -> Iterator[int]:
     yield from range(MAX_ARGUMENTS_BYTES)
-    raise Refused(f"there are more than {MAX_ARGUMENTS_BYTES} values; as many bytes of JSON are allowed")
+    raise Refused(
+        f"there are more than {MAX_ARGUMENTS_BYTES} values; at most {MAX_ARGUMENTS_BYTES} bytes of JSON are allowed"
+    )
 
 
 def _unfit(value: object, place: Place, values: Iterator[int]) -> Iterator[Misfit]:

@@ -293,7 +293,7 @@ class _Search:
             units, _ = candidates(self._state, spec, self._uid, now_ms, self._claims)
         base = Assumption(subject=self._uid, future=True, overtaken=self._overtakable(now_ms))
         assumption = without(base, units)
-        return replace(assumption, trimmed=frozenset(self._view(assumption).trimmable()))
+        return self._trimming(assumption)
 
     def with_one(self, victim: Victim) -> Plan | None:
         """A plan in which exactly this job yields."""
@@ -366,14 +366,18 @@ class _Search:
                 slot.place is not None and slot.place.node_id in nodes for ask in self._asks for slot in ask.slots
             )
         ask = self._asks[0].slots[0].resources
-        view = self._view(without(base, [unit]))
+        view = self._view(self._trimming(without(base, [unit])))
         return any(view.room_alone(state.nodes[node_id]).fits(ask) for node_id in nodes)
+
+    def _trimming(self, assumption: Assumption) -> Assumption:
+        """The same with every idle dynamic group out of the way: what a victim leaves may be one."""
+        return assuming(assumption, {"trimmed": frozenset(self._view(assumption).trimmable())})
 
     def _lacks_room(self, base: Assumption) -> bool:
         """Whether a job of one worker, or one whose places are given, finds no room: then only evicting on its
         nodes-to-be can help."""
         if self._no_room is None:
-            rooms = Rooms(self._state, self._view(base), NodeFilter())
+            rooms = Rooms(self._state, self._view(self._trimming(base)), NodeFilter())
             if self._spec.placed:
                 self._no_room = pin(rooms, [slot for ask in self._asks for slot in ask.slots]) is None
                 return self._no_room
