@@ -25,6 +25,9 @@ from callboard.wire.refusals import NotAuthenticated
 
 _log = structlog.get_logger(__name__)
 
+Credentials = tuple[tuple[str, str], ...]
+"""Metadata of a call that says who calls."""
+
 LOOK_EVERY_S = 1.0
 """How often a changed file is noticed; until then the old tokens count."""
 
@@ -207,6 +210,12 @@ class Access:
 def bearer_of(header: str) -> str:
     """The token in the value of an Authorization header; empty: there is none."""
     return header[len(SCHEME) :].strip() if header[: len(SCHEME)].lower() == SCHEME.lower() else ""
+
+
+def credentials_in(metadata: Iterable[tuple[str, str | bytes]]) -> Credentials:
+    """What of a call's metadata says who calls, for :meth:`Access.identify`; the rest needn't be kept."""
+    shown = next((value for key, value in metadata if key == AUTHORIZATION and isinstance(value, str)), None)
+    return () if shown is None else ((AUTHORIZATION, shown),)
 
 
 def _bearer(metadata: Iterable[tuple[str, str | bytes]]) -> str:

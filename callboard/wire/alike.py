@@ -7,7 +7,7 @@ first message: a field that is added to a proto can't be forgotten here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -56,15 +56,22 @@ def record_of(kind: type[R], message: Message, cut: Callable[[str], str] = str, 
         cut: shortens each text.
         others: fields that the message has not, or has in another form.
     """
-    for field in _names(kind):
-        if field not in others:
-            value = getattr(message, field)
-            if isinstance(value, str):
-                value = cut(value)
-            elif isinstance(value, Sequence) and not isinstance(value, bytes):
-                value = tuple(value)
-            others[field] = value
+    for field, text, several in _reading(kind, type(message), frozenset(others)):
+        value = getattr(message, field)
+        others[field] = cut(value) if text else tuple(value) if several else value
     return kind(**others)
+
+
+@once
+def _reading(kind: type, message: type[Message], stated: frozenset[str]) -> tuple[tuple[str, bool, bool], ...]:
+    """The fields that are read, and whether each is a text or a list."""
+    plan = []
+    for name in _names(kind):
+        if name not in stated:
+            field = message.DESCRIPTOR.fields_by_name[name]
+            several = isinstance(field.default_value, list) and not _is_map(field)
+            plan.append((name, isinstance(field.default_value, str), several))
+    return tuple(plan)
 
 
 @once
@@ -87,6 +94,10 @@ def _plan(kind: type[Message], record: type, stated: frozenset[str]) -> tuple[tu
     return tuple(plan)
 
 
+def _is_map(field: Any) -> bool:
+    return field.message_type is not None and bool(field.message_type.GetOptions().map_entry)
+
+
 def _writer(field: Any) -> Write | None:
     if field.enum_type is not None and isinstance(field.default_value, list):
         return list  # numbers: no record has words in a list
@@ -95,7 +106,7 @@ def _writer(field: Any) -> Write | None:
     inner = field.message_type
     if inner is None:
         return None
-    if inner.GetOptions().map_entry:
+    if _is_map(field):
         return dict
     one = resources_to_proto if inner.name == "Resources" else partial(message_of, GetMessageClass(inner))
 

@@ -28,6 +28,7 @@ from google.protobuf.message import DecodeError
 from callboard.model.faults import Fault, InvalidInput
 from callboard.model.log import structlog
 from callboard.scheduler.records.refusals import Refusal, RefusalCode
+from callboard.security.access import Credentials, credentials_in
 from callboard.security.caller_roles import Identity, caller
 from callboard.security.gate import Gate, changes
 from callboard.wire.errors import status_of
@@ -48,6 +49,8 @@ from callboard.wire.refusals import (
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Decode = Callable[[bytes], Any]
+_Shown = tuple[Identity, Credentials, bytes]
+"""Who opened a stream, by what metadata and what certificate; thousands of agents may show the same."""
 
 STANDBY_KEY = "callboard-standby"
 """Trailer of what a standby answers: as of which revision, how old, and who leads."""
@@ -166,8 +169,8 @@ class Guard(grpc.aio.ServerInterceptor):
         self._called = called
         self._standby = standby
         self._running: set[asyncio.Task[Any]] = set()
-        self._streams: dict[asyncio.Task[Any], tuple[Identity, Any, bytes]] = {}
-        """Who opened each stream, and what they showed."""
+        self._streams: dict[_Shown, set[asyncio.Task[Any]]] = {}
+        """The open streams, by who opened them and what they showed."""
         self._ending: dict[asyncio.Task[Any], CallboardError] = {}
         self._refusals = _RefusalLog()
         self._undecodable = 0
@@ -198,12 +201,13 @@ class Guard(grpc.aio.ServerInterceptor):
 
     def review(self) -> None:
         """Ends the streams of those who may not call any more. To be called now and then."""
-        for task, (who, metadata, certificate) in list(self._streams.items()):
+        for (who, metadata, certificate), tasks in list(self._streams.items()):
             try:
                 self._gate.check_still(who, metadata, certificate)
             except NotAuthenticated as error:
-                self._ending[task] = error
-                task.cancel()
+                for task in tasks:
+                    self._ending[task] = error
+                    task.cancel()
 
     async def idle(self, within_s: float) -> bool:
         """Waits until no handler runs; False if some still do after ``within_s`` seconds."""
@@ -223,7 +227,7 @@ class Guard(grpc.aio.ServerInterceptor):
                         raise DeadlineExceeded(f"{method} took longer than {self._call_timeout_s:.0f} s") from None
                     raise
 
-        async def guarded(request: Any, context: Context) -> Any:
+        async def guarded(request: Any, context: Context, _certificate: bytes) -> Any:
             began, code = time.perf_counter(), "INTERNAL"
             try:
                 answer = await bounded(request, context)
@@ -243,12 +247,13 @@ class Guard(grpc.aio.ServerInterceptor):
         return self._counted(guarded, method, decode, stream=False)
 
     def _stream(self, behaviour: Any, method: str, decode: Decode) -> Any:
-        async def guarded(request: Any, context: Context) -> None:
+        async def guarded(request: Any, context: Context, certificate: bytes) -> None:
             writes = _Writes(context)
             result = behaviour(request, writes)
             task = asyncio.current_task()
             assert task is not None
-            self._streams[task] = (caller(), context.invocation_metadata(), _certificate(context))
+            shown = (caller(), credentials_in(context.invocation_metadata() or ()), certificate)
+            self._streams.setdefault(shown, set()).add(task)
             try:
                 if isinstance(result, AsyncIterator):
                     async for response in result:
@@ -256,13 +261,15 @@ class Guard(grpc.aio.ServerInterceptor):
                 else:
                     await result
             finally:
-                del self._streams[task]
+                self._streams[shown].discard(task)
+                if not self._streams[shown]:
+                    del self._streams[shown]
                 await writes.settled()
 
         return self._counted(guarded, method, decode, stream=True)
 
     def _counted(
-        self, behaviour: Callable[[Any, Context], Awaitable[Any]], method: str, decode: Decode, *, stream: bool
+        self, behaviour: Callable[[Any, Context, bytes], Awaitable[Any]], method: str, decode: Decode, *, stream: bool
     ) -> Any:
         name = method.rpartition("/")[2]
 
@@ -277,10 +284,11 @@ class Guard(grpc.aio.ServerInterceptor):
                 await self._refuse(error, who, method, _subject(message), context)
 
             try:
-                who = self._gate.identify(method, context.invocation_metadata(), _certificate(context))
+                certificate = _certificate(context)
+                who = self._gate.identify(method, context.invocation_metadata(), certificate)
                 message = self._readable(request, context, method, decode, who)
                 with self._gate.passing(who, method, stream=stream):
-                    answer = await behaviour(message, context)
+                    answer = await behaviour(message, context, certificate)
             except asyncio.CancelledError:
                 if (ended := self._why_cut_off(task)) is None:
                     raise
