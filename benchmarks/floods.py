@@ -5,12 +5,13 @@
 A real controller with its journal, virtual agents, and one client that calls and submits steadily. Beside them, one
 after the other and each in a process of its own: watchers that never read, an agent that never reads, submits, reports,
 malformed first messages, and output of a worker that prints without end and is followed, as fast as each can, with the
-lowest priority: what counts is what they take from the controller, not from the processors of this machine. Short
-windows with and without the flood take turns, so that a busy machine is busy in both. Each window has its percentiles,
-and the figures are their medians: what others do to the machine for a second spoils one window, and would be all that
-a p99 of all windows together tells. In the same windows a bare gRPC server is asked a hundred times a second: by how
-much it becomes slower (the floor) is what the flood takes from the machine, and not from the controller. Exit code 1 if
-the p99 of calls or beats is more than twice the quiet one, or, where the floor itself rose, twice that.
+lowest priority and, where there are two processors, on the last one alone, which nobody else uses: what counts is what
+they take from the controller, not from the processors of this machine. Short windows with and without the flood take
+turns, so that a busy machine is busy in both. Each window has its percentiles, and the figures are their medians: what
+others do to the machine for a second spoils one window, and would be all that a p99 of all windows together tells. In
+the same windows a bare gRPC server is asked a hundred times a second: by how much it becomes slower (the floor) is what
+the flood takes from the machine, and not from the controller. Exit code 1 if the p99 of calls or beats is more than
+twice the quiet one, or, where the floor itself rose, twice that.
 """
 
 from __future__ import annotations
@@ -272,8 +273,14 @@ class Windows:
 
 
 @contextlib.asynccontextmanager
-async def flooding(kind: str, address: str, token: str | None) -> AsyncIterator[Callable[[], Awaitable[None]]]:
-    """A flood that is ready and begins when it is told so; it has to run on until the end of the block."""
+async def flooding(
+    kind: str, address: str, token: str | None, cores: list[int]
+) -> AsyncIterator[Callable[[], Awaitable[None]]]:
+    """A flood that is ready and begins when it is told so; it has to run on until the end of the block.
+
+    Args:
+        cores: the processors that it may use.
+    """
     flood = await asyncio.create_subprocess_exec(
         *("nice", "-n", "19", sys.executable, "-m", "benchmarks.floods", "--flood", kind, address),
         cwd=ROOT,
@@ -281,6 +288,7 @@ async def flooding(kind: str, address: str, token: str | None) -> AsyncIterator[
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
     )
+    os.sched_setaffinity(flood.pid, cores)
     try:
         assert flood.stdin is not None
         assert flood.stdout is not None
@@ -303,6 +311,9 @@ async def measure(kinds: list[str], seconds: float, times: int, place: str | Non
     """The figures of every flood's windows, and of the quiet ones before each."""
     found: dict[str, dict[str, float]] = {}
     names = itertools.count()
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) > 1:
+        os.sched_setaffinity(0, cores[:-1])
     with tempfile.TemporaryDirectory(prefix="callboard-floods-", dir=place) as folder:
         controller, bare = controller_in(Path(folder)), Program("-m", "benchmarks.agents", "--serve-bare")
         async with (
@@ -319,7 +330,7 @@ async def measure(kinds: list[str], seconds: float, times: int, place: str | Non
             for kind in kinds:
                 quiet, flooded = Windows(), Windows()
                 for _ in range(times):
-                    async with flooding(kind, controller.address, tokens.get(kind)) as begin:
+                    async with flooding(kind, controller.address, tokens.get(kind), cores[-1:]) as begin:
                         await quiet.add(client, swarm, floor, seconds, names)
                         await begin()
                         await flooded.add(client, swarm, floor, seconds, names)
