@@ -85,15 +85,20 @@ def pack_requirements(file: Path, into: IO[bytes], field: str) -> str:
         InvalidInput: as `pack`; or it names a file that isn't there or isn't beside it.
     """
     found: dict[str, None] = {}
-    _require(file.parent, file.name, found, field)
+    _require(file.parent, file.name, found, field, within=())
     files = _some(file.parent, found, field)
     files[REQUIREMENTS] = files.pop(file.name)
     return _written(sorted(files.items()), into, file, field)
 
 
-def _require(folder: Path, name: str, found: dict[str, None], field: str) -> None:
-    """Notes a requirements file and what it names: other such files, local packages, folders of wheels."""
+def _require(folder: Path, name: str, found: dict[str, None], field: str, within: tuple[str, ...]) -> None:
+    """Notes a requirements file and what it names: other such files, local packages, folders of wheels.
+
+    Args:
+        within: the files that name it, the first one first.
+    """
     file = folder / name
+    within = (*within, name)
     found[name] = None
     for line in _text(file, field).replace("\\\n", " ").splitlines():
         said = _NAMED_FILE.match(line)
@@ -108,8 +113,11 @@ def _require(folder: Path, name: str, found: dict[str, None], field: str) -> Non
             where = "is not below its folder" if inner.startswith(("..", "/")) else "isn't there"
             raise InvalidInput([Fault(field, f"{file} names {other}, which {where}, so it can't travel")])
         if said["option"] in _FILES_OF_REQUIREMENTS:
+            if inner in within:
+                way = " → ".join((*within[within.index(inner) :], inner))
+                raise InvalidInput([Fault(field, f"{folder / inner} includes itself ({way}); remove one of the lines")])
             if inner not in found:
-                _require(folder, inner, found, field)
+                _require(folder, inner, found, field, within)
         else:
             found[inner] = None
 

@@ -95,6 +95,7 @@ class Loops(list[object]):
     [
         ({"loss": 0.5, "steps": (1, 2)}, {"value": {"loss": 0.5, "steps": [1, 2]}}),
         (None, {"value": None}),
+        ({"loss": float("nan"), "best": [float("-inf")]}, {"value": {"loss": "NaN", "best": ["-Infinity"]}}),
         ("the password is hunter22", {"value": "the password is ****"}),
         (
             "x" * MAX_RESULT_BYTES,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from callboard.client.packing import pack, pack_module
+from callboard.client.packing import pack, pack_module, pack_requirements
 from callboard.model.faults import InvalidInput
 
 
@@ -155,3 +155,27 @@ def test_what_nobody_could_import_is_refused(tree: Path, name: str, why: str) ->
     (tree / "a-b").mkdir()
     with pytest.raises(InvalidInput, match=why):
         pack_module(tree / name, BytesIO(), "py_modules[0]")
+
+
+@pytest.mark.parametrize(
+    ("files", "way"),
+    [
+        ({"needs.txt": "-r needs.txt"}, "needs.txt → needs.txt"),
+        ({"needs.txt": "-c more/b.txt", "more/b.txt": "-r c.txt", "more/c.txt": "-r b.txt"}, "b.txt → more/c.txt → "),
+    ],
+)
+def test_requirements_that_include_themselves_are_refused(tmp_path: Path, files: dict[str, str], way: str) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    with pytest.raises(InvalidInput, match=f"includes itself .*{way}"):
+        pack_requirements(tmp_path / "needs.txt", BytesIO(), "env.requirements")
+
+
+def test_a_requirements_file_that_two_others_include_travels(tmp_path: Path) -> None:
+    for name, text in {"a.txt": "-r b.txt\n-r c.txt", "b.txt": "-r d.txt", "c.txt": "-r d.txt", "d.txt": ""}.items():
+        (tmp_path / name).write_text(text)
+    packed = BytesIO()
+    pack_requirements(tmp_path / "a.txt", packed, "env.requirements")
+    with tarfile.open(fileobj=packed) as archive:
+        assert set(archive.getnames()) == {"b.txt", "c.txt", "d.txt", "callboard-requirements.txt"}

@@ -8,6 +8,7 @@ its own. Standard library only: this runs in every worker.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TextIO
 from urllib.parse import quote
@@ -57,10 +58,12 @@ def _forms(secret: str) -> Iterator[str]:
 
 
 def hidden(value: Any, hide: Hide) -> Any:
-    """A plain value, its texts masked."""
+    """A plain value, its texts masked. Numbers that JSON lacks become the texts that protobuf's JSON has for them."""
     match value:
         case str():
             return hide(value)
+        case float() if not math.isfinite(value):
+            return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
         case list() | tuple():
             return [hidden(each, hide) for each in value]
         case dict():
