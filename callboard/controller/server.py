@@ -129,6 +129,7 @@ class Controller:
         """Where callers without a certificate connect, if not at :attr:`address`."""
         self._registration: Registration | None = None
         self._guard = Guard(
+            certified=self._certs is not None,
             gate=Gate(
                 self.access.identify,
                 limits=ClientLimits(

@@ -13,7 +13,8 @@ import json
 import os
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict
+from dataclasses import fields
+from operator import attrgetter
 from pathlib import Path
 
 from callboard.model.frozen import dataclass
@@ -53,6 +54,10 @@ class Entry:
     peer: str
     code: str
     why: str = ""
+
+
+_FIELDS = tuple(field.name for field in fields(Entry))
+_values = attrgetter(*_FIELDS)
 
 
 class AuditLog:
@@ -122,7 +127,7 @@ class AuditLog:
             why=why[:MAX_TEXT],
         )
         self._entries.append(entry)
-        line = json.dumps(asdict(entry), separators=(",", ":")).encode() + b"\n"
+        line = json.dumps(dict(zip(_FIELDS, _values(entry), strict=True)), separators=(",", ":")).encode() + b"\n"
         try:
             if self._bytes + len(line) > self._most_bytes:
                 self.close()

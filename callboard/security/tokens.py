@@ -17,6 +17,7 @@ import re
 import secrets
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +167,7 @@ def find_tls(
         raise BadToken(str(error.path), error.why) from error
 
 
+@lru_cache(maxsize=64)
 def is_loopback_address(address: str) -> bool:
     """Whether what is sent to "host:port" stays on this machine."""
     return address.startswith("unix:") or is_loopback(address.rpartition(":")[0].strip("[]"))

@@ -7,9 +7,10 @@ first message: a field that is added to a proto can't be forgotten here.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass
 from functools import partial
+from operator import attrgetter
 from typing import Any, TypeVar
 
 from google.protobuf.message import Message
@@ -41,10 +42,17 @@ def message_of(kind: type[M], record: object, /, **others: Any) -> M:
         record: whose attributes its fields are.
         others: fields that the record has not, or has in another form.
     """
-    for field, attribute, write in _plan(kind, type(record), frozenset(others)):
-        value = getattr(record, attribute)
+    values, plan = _plan(kind, type(record), frozenset(others))
+    for (field, write), value in zip(plan, values(record), strict=True):
         others[field] = value if write is None or value is None else write(value)
     return kind(**others)
+
+
+def attributes(names: Sequence[str]) -> Callable[[object], Sequence[Any]]:
+    """What reads attributes of an object, all at once: several times as fast as one by one."""
+    if len(names) > 1:
+        return attrgetter(*names)
+    return lambda record: [getattr(record, name) for name in names]
 
 
 def record_of(kind: type[R], message: Message, cut: Callable[[str], str] = str, /, **others: Any) -> R:
@@ -80,9 +88,12 @@ def _names(kind: type) -> tuple[str, ...]:
 
 
 @once
-def _plan(kind: type[Message], record: type, stated: frozenset[str]) -> tuple[tuple[str, str, Write | None], ...]:
+def _plan(
+    kind: type[Message], record: type, stated: frozenset[str]
+) -> tuple[Callable[[object], Sequence[Any]], list[tuple[str, Write | None]]]:
     has = {*(_names(record) if is_dataclass(record) else ()), *(name for base in record.__mro__ for name in vars(base))}
-    plan = []
+    plan: list[tuple[str, Write | None]] = []
+    read = []
     for field in kind.DESCRIPTOR.fields:
         if field.name in stated:
             continue
@@ -90,8 +101,9 @@ def _plan(kind: type[Message], record: type, stated: frozenset[str]) -> tuple[tu
         attribute = f"{field.name.removesuffix('_time')}_ms" if time else field.name
         if attribute not in has:
             raise TypeError(f"{record.__name__} has no {attribute} for {kind.DESCRIPTOR.name}; state it")
-        plan.append((field.name, attribute, timestamp if time else _writer(field)))
-    return tuple(plan)
+        read.append(attribute)
+        plan.append((field.name, timestamp if time else _writer(field)))
+    return attributes(read), plan
 
 
 def _is_map(field: Any) -> bool:

@@ -27,6 +27,7 @@ from callboard.model.policy import LabelRules
 from callboard.model.schema import Declared, Form, Secrecy, declared_in, once
 from callboard.model.specs import ComponentSpec
 from callboard.v1 import common_pb2, job_pb2, policy_pb2
+from callboard.wire.alike import attributes
 from callboard.wire.amounts import FIXED_FIELDS, SELECTORS, amounts_to_proto, resources_to_proto
 from callboard.wire.enums import numbers_of, words_of
 
@@ -59,10 +60,9 @@ def written(spec: Any, message: type[M], *, mask: bool = False) -> M:
     Args:
         mask: mask the values of secret variables, for everything that is shown (SE-04).
     """
-    plan, together = _write_plan(type(spec), message)
+    values, plan, together = _write_plan(type(spec), message)
     fields: dict[str, Any] = {}
-    for name, field, unsaid, write, limited in plan:
-        value = getattr(spec, name)
+    for (field, unsaid, write, limited), value in zip(plan, values(spec), strict=True):
         if value is None or value == unsaid:
             continue
         fields[field] = value if write is None else write(value, mask)
@@ -73,14 +73,15 @@ def written(spec: Any, message: type[M], *, mask: bool = False) -> M:
 
 
 @once
-def _write_plan(spec: type, message: type[Message]) -> tuple[list[tuple[str, str, Any, Write | None, str]], Any]:
+def _write_plan(
+    spec: type, message: type[Message]
+) -> tuple[Callable[[object], Sequence[Any]], list[tuple[str, Any, Write | None, str]], Any]:
     known = message.DESCRIPTOR.fields_by_name
+    said = [field for field in declared_in(spec) if field.field in known]
     plan = [
-        (field.name, field.field, field.kind.unsaid, _writer(field, known[field.field]), field.written.limited)
-        for field in declared_in(spec)
-        if field.field in known
+        (field.field, field.kind.unsaid, _writer(field, known[field.field]), field.written.limited) for field in said
     ]
-    return plan, _together(spec).write
+    return attributes([field.name for field in said]), plan, _together(spec).write
 
 
 def _writer(field: Declared, described: Any) -> Write | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
+import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -13,6 +13,8 @@ from callboard.scheduler.records.events import Make
 from callboard.wire.refusals import LimitReached, Unavailable, exception_for
 
 T = TypeVar("T")
+
+_chance = random.Random()  # noqa: S311 - an id is no secret, and asking the kernel for each costs as much as an event
 
 
 @dataclass(slots=True, eq=False)
@@ -40,7 +42,7 @@ class Ask(Generic[T]):
 
 def new_cause(source: str) -> str:
     """A fresh id for what a call or message leads to."""
-    return f"{source}-{secrets.token_hex(4)}"
+    return f"{source}-{_chance.getrandbits(32):08x}"
 
 
 class Inbox:

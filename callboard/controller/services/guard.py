@@ -157,9 +157,11 @@ class Guard(grpc.aio.ServerInterceptor):
         call_timeout_s: float,
         called: Callable[[str, str, float], None] = lambda _method, _code, _seconds: None,
         standby: Callable[[], str] = str,
+        certified: bool = False,
     ) -> None:
         """
         Args:
+            certified: whether callers may show certificates.
             standby: what answers of a standby are marked with; empty: they are not those of one.
             call_timeout_s: bound of a unary call in seconds, whatever deadline the caller set.
             called: is told the method, the status and the seconds of each unary call.
@@ -168,6 +170,7 @@ class Guard(grpc.aio.ServerInterceptor):
         self._call_timeout_s = call_timeout_s
         self._called = called
         self._standby = standby
+        self._certified = certified
         self._running: set[asyncio.Task[Any]] = set()
         self._streams: dict[_Shown, set[asyncio.Task[Any]]] = {}
         """The open streams, by who opened them and what they showed."""
@@ -284,7 +287,7 @@ class Guard(grpc.aio.ServerInterceptor):
                 await self._refuse(error, who, method, _subject(message), context)
 
             try:
-                certificate = _certificate(context)
+                certificate = _certificate(context) if self._certified else b""
                 who = self._gate.identify(method, context.invocation_metadata(), certificate)
                 message = self._readable(request, context, method, decode, who)
                 with self._gate.passing(who, method, stream=stream):

@@ -99,19 +99,23 @@ class _Plan:
             field.name: field.default if field.name in own and field.default is not MISSING else None
             for field in table.values()
         }
-        self.readers: dict[str, tuple[str, Callable[[Any], Any], bool]] = {}
-        """Key → name of the field (empty: of a mapping with several), its reader, whether it must be stated."""
+        self.readers: dict[str, tuple[str, Callable[[Any], Any]]] = {}
+        """Key → name of the field (empty: of a mapping with several), its reader."""
+        self.required: list[str] = []
+        """Keys that must be stated."""
         for key, field in table.items():
             top, _, below = key.partition(".")
             if not below:
-                self.readers[key] = (field.name, _reader(field.kind), field.default is MISSING)
+                self.readers[key] = (field.name, _reader(field.kind))
+                self.required += [key] if field.default is MISSING else []
             elif top not in self.readers:
                 group = {inner[len(top) + 1 :]: each for inner, each in table.items() if inner.startswith(f"{top}.")}
                 needed = model.inner is not None and any(each.written.needed for each in group.values())
-                self.readers[top] = ("", _group_reader(f"{model.__name__}.{top}", group), needed)
+                self.readers[top] = ("", _group_reader(f"{model.__name__}.{top}", group))
+                self.required += [top] if needed else []
         for key, short in model.before.items():
-            name, read, required = self.readers[key]
-            self.readers[key] = (name, _after(short, read), required)
+            name, read = self.readers[key]
+            self.readers[key] = (name, _after(short, read))
 
 
 def _after(short: Callable[[Any], Any], read: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -178,21 +182,20 @@ def check(model: type[M], source: object) -> M:
     plan = plan_of(model)
     misfits: list[Misfit] = []
     stated: dict[str, Any] = {}
-    for key, (name, read, required) in plan.readers.items():
-        value = source.get(key)
+    for key, value in source.items():
         if value is None:
-            if required:
-                misfits.append(Misfit((key,), "is required"))
-        elif (found := each(key, read, as_mapping(value), misfits)) is None:
             continue
-        elif name:
+        if (known := plan.readers.get(key)) is None:
+            misfits.append(Misfit((key,), _unknown(model, key)))
+            continue
+        name, read = known
+        if (found := each(key, read, as_mapping(value), misfits)) is None:
+            continue
+        if name:
             stated[name] = found
         else:
             stated |= found
-    known = plan.readers
-    misfits += [
-        Misfit((key,), _unknown(model, key)) for key, value in source.items() if value is not None and key not in known
-    ]
+    misfits += [Misfit((key,), "is required") for key in plan.required if source.get(key) is None]
     if not misfits:
         made = model(plan.unstated, stated)
         misfits = made.consistent()
