@@ -121,7 +121,7 @@ def test_a_controller_that_believes_the_hello_of_a_dead_run_is_caught(monkeypatc
 
 
 def test_a_defect_that_production_code_logs_and_answers_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr("callboard.simulation.programs.controller._Call.auth_context")
+    monkeypatch.delattr("callboard.simulation.programs.controller._Call.invocation_metadata")
     failure = failure_of(Simulator(OPTIONS))
     assert failure.rule == "defect"
     assert "a handler failed" in failure.message

@@ -368,10 +368,6 @@ class _Call:
         """Nothing: tokens are not simulated."""
         return ()
 
-    def auth_context(self) -> dict[str, list[bytes]]:
-        """Nothing: certificates are not simulated."""
-        return {}
-
     def peer(self) -> str:
         return f"ipv4:{self.stream.node_id}:1"
 
