@@ -115,7 +115,8 @@ class Channel(grpc.aio.Channel):
         self._options = list({**dict(options), **several}.items())
         self._find = find
         self._find_tls = find_tls
-        self._token = ""
+        self._token: str | None = None
+        """Empty: none is known; None: it was not looked for yet."""
         self._tls = find_tls(self._address)
         self._inner = self._dialed()
         self._closing: set[asyncio.Task[None]] = set()
@@ -126,7 +127,7 @@ class Channel(grpc.aio.Channel):
 
     def renew(self) -> bool:
         """Looks for token and certificate again; whether one is another now."""
-        before, self._token = self._token, self._find(self._address)
+        before, self._token = self._token or "", self._find(self._address)
         return self.renew_certificate() or self._token != before
 
     def renew_certificate(self) -> bool:
@@ -165,7 +166,7 @@ class Channel(grpc.aio.Channel):
         if self._where.current == self._address:
             return False
         self._address = self._where.current
-        self._token = ""
+        self._token = None
         try:
             tls = self._find_tls(self._address)
         except BadToken:
@@ -186,7 +187,7 @@ class Channel(grpc.aio.Channel):
         Raises:
             BadToken: it would be readable on the way.
         """
-        if not self._token:
+        if self._token is None:
             self._token = self._find(self._address)
         if not self._token:
             return ()
