@@ -41,7 +41,7 @@ def test_ap_02_one_profile_point_is_used_for_its_size_only() -> None:
     assert plan.span("a").gpus == 1
     with pytest.raises(NoPlan, match="a: no cost is given"):
         solved({"a": {"seconds_by_gpus": {}}}, [], gpus=4)
-    with pytest.raises(NoPlan, match="a: the law amdahl needs two measured counts"):
+    with pytest.raises(InvalidInput, match=r"a\.scaling: the law amdahl needs two measured counts"):
         solved({"a": {"seconds_by_gpus": {1: 1.0}, "scaling": "amdahl"}}, [], gpus=4)
 
 

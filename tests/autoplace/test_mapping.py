@@ -115,6 +115,49 @@ def test_edges_that_make_no_sense_are_refused(edges: list[list[str]], path: str,
     assert says in faults_of(mapping)[path]
 
 
+@pytest.mark.parametrize(
+    ("edge", "found"),
+    [
+        ({"from": "rollout"}, {".to": "is required"}),
+        (["rollout", None], {".to": "is required"}),
+        ({"from": "rollout", "too": "actor"}, {".too": "unknown key 'too'; did you mean to?"}),
+        ({"source": "rollout", "to": "actor"}, {".source": "unknown key source; here it is called from"}),
+        ("rollout -> actor", {"": "'rollout -> actor' is not an edge; write e.g. [rollout, actor, stream]"}),
+        (["rollout", "actr"], {"": "no component is called 'actr'; did you mean actor?"}),
+    ],
+)
+def test_an_edge_says_what_is_missing_and_what_was_meant(edge: object, found: dict[str, str]) -> None:
+    mapping = general()
+    mapping["workflow"]["edges"] = [edge]
+    assert faults_of(mapping) == {f"workflow.edges[0]{place}": message for place, message in found.items()}
+
+
+@pytest.mark.parametrize(
+    ("component", "place", "says"),
+    [
+        ({"secnds": {1: 8.0}}, "secnds", "did you mean seconds_by_gpus?"),
+        ({"seconds": {1: 8.0}}, "seconds", "did you mean seconds_by_gpus?"),
+        ({"tail_secnds": 8.0}, "tail_secnds", "did you mean tail_seconds?"),
+        ({"switch": 8.0}, "switch", "did you mean switch_seconds?"),
+        ({"seconds_by_gpus": {1: "1e3"}}, "seconds_by_gpus[1]", "write it without quotes, units and powers of ten"),
+        ({"seconds_by_gpus": {1: 8.0}, "scaling": "amdahl"}, "scaling", "needs two measured counts"),
+        ({"seconds_by_gpus": {1: 8.0}, "scaling": {"model": ["amdahl"]}}, "scaling", "use amdahl, usl"),
+        ({"seconds_by_gpus": {1: 8.0}, "scaling": {"modle": "amdahl"}}, "scaling.model", "is required; use amdahl"),
+        ({"seconds_by_pool": {"h100": {1: 8.0}}, "scaling": "rollout"}, "scaling", "needs requests"),
+        ({"seconds_by_gpus": {1: 8.0}, "gpus": {"min": 8, "max": 4}}, "gpus.min", "8 is more than max, 4"),
+        ({"seconds_by_gpus": {1: 8.0}, "pools": ["h10"]}, "pools", "did you mean h100?"),
+    ],
+)
+def test_a_component_says_what_is_wrong_with_it_and_what_was_meant(
+    component: dict[str, Any], place: str, says: str
+) -> None:
+    mapping = general()
+    mapping["workflow"]["components"]["rollout"] = component
+    found = faults_of(mapping)
+    assert says in found.pop(f"workflow.components.rollout.{place}")
+    assert not found
+
+
 @pytest.mark.parametrize("mapping", [None, [], "x", {}, {"workflow": 3, "cluster": []}, {"components": []}, {1: 2}])
 def test_anything_else_is_refused_without_a_crash(mapping: object) -> None:
     assert faults_of(mapping)
@@ -187,12 +230,11 @@ def test_faults_of_edges_are_told_beside_those_of_others() -> None:
     assert faults_of(general(workflow=workflow)) == {
         "workflow.components.rollout.seconds_by_gpus[1]": "-8.0 is out of bounds; above 0 to 1e+07 is allowed",
         "workflow.edges[1]": "an edge has two or three items, not 1; write e.g. [rollout, actor, stream]",
-        "workflow.edges[0]": "no component is called 'nobody'",
+        "workflow.edges[0]": "no component is called 'nobody'; there are actor, rollout",
     }
     components = {"a": {"seconds_by_gpus": {1: 1.0}}, "b": {"seconds_by_gpu": {1: 1.0}}}
     cycle = {"gpus": 1, "components": components, "edges": [["a"], ["a", "b", "barrier"], ["b", "a"]]}
     assert set(faults_of(cycle)) == {
-        "components.b.seconds_by_gpus",
         "components.b.seconds_by_gpu",
         "edges[0]",
         "edges[1]",

@@ -68,7 +68,6 @@ class TestWhereFaultsAre:
         assert [(fault.field, fault.line, fault.column) for fault in caught.value.faults] == [
             ("components[0].actor", 5, 3),
             ("components[0].resources.gpu", 6, 23),
-            ("components[1].name", 7, 3),
             ("components[1].nam", 7, 3),
         ]
         assert str(caught.value.faults[0]).startswith("5:3: components[0].actor: 'nothing' is not")

@@ -13,9 +13,10 @@ from functools import partial
 from types import MappingProxyType
 from typing import Annotated, Any, TypeVar
 
+from callboard.autoplace.problem.costs import CostError, law_of
 from callboard.autoplace.problem.graphs import GRAPHS, cycle_faults, edges_of
 from callboard.autoplace.problem.modes import Asked, Rules, component_of, placeable
-from callboard.autoplace.problem.problem import MAX_CHUNKS, Edge, Layout, Pool, Problem, Sync
+from callboard.autoplace.problem.problem import MAX_CHUNKS, Edge, EdgeKind, Layout, Pool, Problem, Sync
 from callboard.autoplace.problem.written import (
     MAX_GPUS,
     MAX_POINTS,
@@ -29,15 +30,14 @@ from callboard.autoplace.problem.written import (
     PoolTables,
     SecondsTable,
     count,
-    edge,
 )
 from callboard.model.cluster_text import parse_cluster
-from callboard.model.faults import InvalidInput
+from callboard.model.faults import InvalidInput, guess
 from callboard.model.inputs.compounds import list_of, table
 from callboard.model.inputs.located import Misfit, Misfits, Refused, each, shown
 from callboard.model.inputs.reading import Input, check, faults_of, read
-from callboard.model.inputs.scalars import Flag, Text, choice, label, whole
-from callboard.model.schema import ANY, Kind
+from callboard.model.inputs.scalars import Flag, Name, Text, choice, label, whole
+from callboard.model.schema import ANY, Kind, Written
 
 MAX_COMPONENTS = 64
 MAX_EDGES = 1024
@@ -66,6 +66,11 @@ class CountsInput(Input):
     data_parallel_divides: Count | None = None
     measured: Flag | None = None
 
+    def consistent(self) -> list[Misfit]:
+        """A range that isn't empty."""
+        most = MAX_GPUS if self.max is None else self.max
+        return [Misfit(("min",), f"{self.min} is more than max, {most}")] if (self.min or 0) > most else []
+
 
 class ComponentInput(Input):
     """The keys of a component in the general form."""
@@ -93,6 +98,12 @@ class ComponentInput(Input):
             faults.append(Misfit(("work_gpu_seconds",), "0 is out of bounds; above 0 is allowed"))
         if self.scaling is not None and self.seconds_by_gpus is None and self.seconds_by_pool is None:
             faults.append(Misfit(("scaling",), "needs seconds_by_gpus with at least one measured count"))
+        for points in (self.seconds_by_gpus, *(self.seconds_by_pool or {}).values()):
+            try:
+                if self.scaling is not None and points is not None:
+                    law_of(self.scaling, {gpus: seconds for gpus, seconds in points.items() if gpus})
+            except CostError as error:
+                faults.append(Misfit(("scaling",), str(error)))
         return faults
 
     def asked(self, name: str) -> Asked:
@@ -150,7 +161,32 @@ def _components(model: type[M]) -> Kind:
     return Kind(read_each)
 
 
-Edges = Annotated[tuple[Edge, ...], list_of(edge, "e.g. [[rollout, actor, stream]]", MAX_EDGES)]
+class EdgeInput(Input):
+    """The keys of an edge; a list has their values in this order."""
+
+    example = "an edge; write e.g. [rollout, actor, stream]"
+    elsewhere = MappingProxyType({"source": "from", "target": "to"})
+
+    source: Annotated[Name, Written("from")]
+    target: Annotated[Name, Written("to")]
+    kind: Annotated[EdgeKind, choice(EdgeKind)] = EdgeKind.STREAM
+    transfer_seconds: ExtraSeconds = 0.0
+
+    def consistent(self) -> list[Misfit]:
+        """Two components."""
+        return [Misfit((), f"{self.source} can't wait for itself")] if self.source == self.target else []
+
+
+def _edge(value: object) -> Edge:
+    """``[source, target, stream|barrier]``, or a mapping with ``from``, ``to``, ``kind``, ``transfer_seconds``."""
+    if isinstance(value, list | tuple):
+        if not 2 <= len(value) <= 3:
+            raise Refused(f"an edge has two or three items, not {len(value)}; write e.g. [rollout, actor, stream]")
+        value = dict(zip(("from", "to", "kind"), value, strict=False))
+    return Edge(**check(EdgeInput, value).stated())
+
+
+Edges = Annotated[tuple[Edge, ...], list_of(_edge, "e.g. [[rollout, actor, stream]]", MAX_EDGES)]
 
 
 class WorkflowInput(Input):
@@ -248,7 +284,10 @@ class GeneralInput(Input):
         for part, component in self.workflow.components.items():
             for key, asked in (("pools", component.pools or ()), ("seconds_by_pool", component.seconds_by_pool or {})):
                 faults += [
-                    Misfit(("workflow", "components", part, key), f"no node is of group {shown(pool)}")
+                    Misfit(
+                        ("workflow", "components", part, key),
+                        f"no node is of group {shown(pool)}; {guess(pool, known)}",
+                    )
                     for pool in asked
                     if pool not in known
                 ]
@@ -329,7 +368,7 @@ def _faults_between(mapping: object, *, plain: bool) -> list[Misfit]:
     components, edges = (flow.get("components"), flow.get("edges")) if isinstance(flow, Mapping) else (None, None)
     if not isinstance(components, Mapping) or not isinstance(edges, list | tuple):
         return []
-    readable = {index: found for index, one in enumerate(edges) if (found := each(index, edge, one, [])) is not None}
+    readable = {index: found for index, one in enumerate(edges) if (found := each(index, _edge, one, [])) is not None}
     return [Misfit((*place, *one.place), one.message) for one in _edge_faults(readable, components)]
 
 
@@ -340,7 +379,7 @@ def _edge_faults(edges: Mapping[int, Edge], components: Mapping[str, object]) ->
         for end in (arc.source, arc.target):
             if end not in components:
                 unknown = True
-                yield Misfit(("edges", index), f"no component is called {shown(end)}")
+                yield Misfit(("edges", index), f"no component is called {shown(end)}; {guess(end, components)}")
         if pairs[arc.source, arc.target] > 1:
             yield Misfit(("edges", index), f"{arc.source} → {arc.target} is listed twice")
     if not unknown:

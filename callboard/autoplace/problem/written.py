@@ -8,10 +8,10 @@ from functools import partial
 from typing import Annotated
 
 from callboard.autoplace.problem.costs import Scaling
-from callboard.autoplace.problem.problem import Async, Edge, EdgeKind, Objective, Sync
+from callboard.autoplace.problem.problem import Async, Objective, Sync
 from callboard.model.inputs.compounds import entries, table
-from callboard.model.inputs.located import Misfit, Refused, each, raise_any, shown
-from callboard.model.inputs.scalars import label, name
+from callboard.model.inputs.located import Misfit, Misfits, Refused, each, raise_any, shown
+from callboard.model.inputs.scalars import label
 from callboard.model.schema import Kind
 
 MAX_SECONDS = 1e7
@@ -41,7 +41,7 @@ _PARAMETERS: Mapping[str, tuple[str, ...]] = {
 def number(value: object, least: float, most: float, *, above: bool = False) -> float:
     """A finite number from ``least`` (with ``above``: greater than it) to ``most``. Text is no number."""
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise Refused(f"{shown(value)} is not a number")
+        raise Refused(f"{shown(value)} is not a number; write it without quotes, units and powers of ten, e.g. 59.9")
     if isinstance(value, int) and value.bit_length() > 128:
         raise Refused(f"{shown(value)} is out of bounds")
     if not math.isfinite(value):
@@ -117,7 +117,9 @@ def scaling(value: object) -> Scaling:
         value = {"model": value}
     found = dict(entries(value, "e.g. {model: amdahl, serial_fraction: 0.1}"))
     model = found.pop("model", None)
-    if model not in _PARAMETERS:
+    if model is None:
+        raise Misfits([Misfit(("model",), f"is required; use {', '.join(_PARAMETERS)}")])
+    if not isinstance(model, str) or model not in _PARAMETERS:
         raise Refused(f"the law {shown(model)} is unknown; use {', '.join(_PARAMETERS)}")
     misfits: list[Misfit] = []
     parameters: dict[str, float] = {}
@@ -149,32 +151,6 @@ def objective(value: object) -> Objective:
         raise_any(misfits)
         return Async(1.0 if eta is None else eta)
     raise Refused(f"{shown(value)} is not an objective; write sync or {{async: {{staleness: 1}}}}")
-
-
-def edge(value: object) -> Edge:
-    """``[source, target, stream|barrier]``, or a mapping with ``from``, ``to``, ``kind``, ``transfer_seconds``."""
-    if isinstance(value, list | tuple):
-        if not 2 <= len(value) <= 3:
-            raise Refused(f"an edge has two or three items, not {len(value)}; write e.g. [rollout, actor, stream]")
-        value = dict(zip(("from", "to", "kind"), value, strict=False))
-    found = dict(entries(value, "e.g. [rollout, actor, stream]"))
-    misfits: list[Misfit] = []
-    ends = [each(key, name, found.pop(key, None), misfits) for key in ("from", "to")]
-    kind = each("kind", _edge_kind, found.pop("kind", "stream"), misfits)
-    transfer = each("transfer_seconds", extra_seconds, found.pop("transfer_seconds", 0.0), misfits)
-    misfits += [Misfit((key,), "unknown key; known are from, to, kind, transfer_seconds") for key in found]
-    if ends[0] is not None and ends[0] == ends[1]:
-        misfits.append(Misfit((), f"{ends[0]} can't wait for itself"))
-    raise_any(misfits)
-    return Edge(
-        source=ends[0] or "", target=ends[1] or "", kind=kind or EdgeKind.STREAM, transfer_seconds=transfer or 0.0
-    )
-
-
-def _edge_kind(value: object) -> EdgeKind:
-    if not isinstance(value, str) or value not in tuple(EdgeKind):
-        raise Refused(f"{shown(value)} is not a kind of edge; use {' or '.join(EdgeKind)}")
-    return EdgeKind(value)
 
 
 Seconds = Annotated[float, Kind(seconds)]

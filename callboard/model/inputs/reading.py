@@ -182,11 +182,13 @@ def check(model: type[M], source: object) -> M:
     plan = plan_of(model)
     misfits: list[Misfit] = []
     stated: dict[str, Any] = {}
+    meant: set[str] = set()  # told once, and nothing is concluded from their absence
     for key, value in source.items():
         if value is None:
             continue
         if (known := plan.readers.get(key)) is None:
-            misfits.append(Misfit((key,), _unknown(model, key)))
+            meant.add(near := _meant(model, key))
+            misfits.append(Misfit((key,), _unknown(model, key, near)))
             continue
         name, read = known
         if (found := each(key, read, as_mapping(value), misfits)) is None:
@@ -195,7 +197,7 @@ def check(model: type[M], source: object) -> M:
             stated[name] = found
         else:
             stated |= found
-    misfits += [Misfit((key,), "is required") for key in plan.required if source.get(key) is None]
+    misfits += [Misfit((key,), "is required") for key in plan.required if source.get(key) is None and key not in meant]
     if not misfits:
         made = model(plan.unstated, stated)
         misfits = made.consistent()
@@ -231,12 +233,25 @@ def _fault(misfit: Misfit, source: object) -> Fault:
     return Fault(path_of(misfit.place), misfit.message, line, column)
 
 
-def _unknown(model: type[Input], key: str) -> str:
+def _meant(model: type[Input], key: str) -> str:
+    """The key that was probably meant by one that is not known; empty: none looks like it."""
     if key in model.elsewhere:
-        return f"unknown key {key}; here it is called {model.elsewhere[key]}"
+        return model.elsewhere[key]
     known = keys_of(model)
-    near = difflib.get_close_matches(key.lower().replace("-", "_"), known, n=1) or [
-        name for name in known if len(key) > 3 and (key in name or name in key)
+    word = key[:80].lower().replace("-", "_")
+    # Who shortens or misspells a long key begins as it does: seconds is seconds_by_gpus, not tail_seconds.
+    begins = {
+        "_".join(name.split("_")[:end]): name for name in reversed(known) for end in range(1, name.count("_") + 1)
+    }
+    near = difflib.get_close_matches(word, known, n=1, cutoff=0.8) or [
+        begins[start] for start in difflib.get_close_matches(word, begins, n=1, cutoff=0.8)
     ]
-    guess = f"did you mean {near[0]}?" if near else f"known keys are {', '.join(known)}"
+    near = near or difflib.get_close_matches(word, known, n=1)
+    return next(iter(near), "") or next((name for name in known if len(key) > 3 and (key in name or name in key)), "")
+
+
+def _unknown(model: type[Input], key: str, meant: str) -> str:
+    if key in model.elsewhere:
+        return f"unknown key {key}; here it is called {meant}"
+    guess = f"did you mean {meant}?" if meant else f"known keys are {', '.join(keys_of(model))}"
     return f"unknown key {shown_text(key)}; {guess}"
