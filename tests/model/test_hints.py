@@ -37,6 +37,22 @@ class TestWordsOfOtherSystems:
             pool_spec({"name": "p", key: 1}) if where == "pool" else job_spec(job)
 
     @pytest.mark.parametrize(
+        ("where", "key", "belongs"),
+        [
+            ("component", "restart", "the job, beside components"),
+            ("component", "priority", "the job, beside components"),
+            ("job", "resources", "a component, in the list of components"),
+            ("job", "workers", "a component, in the list of components"),
+            ("job", "component_placement", "a component, in the list of components"),
+        ],
+    )
+    def test_a_key_of_another_level_is_sent_there(self, where: str, key: str, belongs: str) -> None:
+        component = {"name": "a", "actor": "m:C"} | ({key: 1} if where == "component" else {})
+        job = {"name": "j", "pool": "p", "components": [component]} | ({key: 1} if where == "job" else {})
+        with pytest.raises(InvalidInput, match=re.escape(f"unknown key {key}; it belongs to {belongs}")):
+            job_spec(job)
+
+    @pytest.mark.parametrize(
         ("key", "here"),
         [("gpus", "gpu"), ("num_CPUs", "cpu"), ("nvidia.com/gpu", "gpu"), ("ram", "memory")],
     )

@@ -315,7 +315,7 @@ REFUSED_OF_JOBS: list[tuple[dict[str, Any], str, str]] = [
     ({"components": {"a": 1}}, "components", "not a list"),
     ({"components": JOB["components"] * 65}, "components", "65 items are too many; 64"),
     ({"components": JOB["components"] * 2}, "components[1].name", "components[0] too"),
-    ({"components": [3]}, "components[0]", "3 is not a mapping"),
+    ({"components": [3]}, "components[0]", "3 is not a component"),
     ({"placement": "near"}, "placement", "PACK or SPREAD or STRICT_PACK or STRICT_SPREAD"),
     ({"gang": "true"}, "gang", "neither true nor false"),
     ({"owner": "session"}, "owner", "use detached or"),

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import yaml
 
 from callboard.model.faults import Fault, InvalidInput
 from callboard.model.inputs import job_spec, pool_spec, read_yaml
+from callboard.model.inputs.source import composed
 
 
 def faults_of(text: str) -> tuple[Fault, ...]:
@@ -117,6 +119,39 @@ class TestFilesThatAreRefused:
     )
     def test_with_a_reason(self, text: str, reason: str) -> None:
         assert reason in faults_of(text)[0].message
+
+    @pytest.mark.parametrize(
+        ("text", "place", "remedy"),
+        [
+            ("a: 1\nb: 'x\nc: 2\n", (2, 4), "the quote that stands here is closed nowhere"),
+            ("a: 1\n  b: 2\n", (2, 4), "an indented key, a key without a value above it"),
+            ("a:\n  b: 1\n c: 2\n", (3, 2), "this line is indented like none above it"),
+            ('a: "b" c\n', (1, 8), "a text goes on behind its closing quote"),
+            ("a: - b\n", (1, 4), "the items of a list begin on lines of their own"),
+            ("a: @b\n", (1, 4), "a text that begins with this character needs quotes"),
+            ("a: *\n", (1, 5), "a text that begins with this character needs quotes"),
+            ("a: *b\n", (1, 4), "what an anchor (&) of that name marks above it"),
+            ("a: {b: 1\nc: 2\n", (2, 2), "a comma or a closing bracket is missing before this"),
+            ("a: 1\nb\nc: 2\n", (3, 1), "a key needs ': ' behind it"),
+            ('a: "C:\\dir"\n', (1, None), "write two backslashes for one"),
+            ("a: 1\n---\nb: 2\n", (2, 1), "write each document into a file of its own"),
+            ("{a: 1}}\n", (1, 7), "a bracket is too many"),
+            ("a: 1\nb: 2024-13-45\n", (2, 4), "can't be read as a date; put it in quotes if it is meant as a text"),
+        ],
+    )
+    @pytest.mark.parametrize("loader", [yaml.SafeLoader, getattr(yaml, "CBaseLoader", yaml.BaseLoader)])
+    def test_with_a_place_and_what_usually_helps(
+        self, text: str, place: tuple[int, int | None], remedy: str, loader: type
+    ) -> None:
+        """Both readers of YAML, which say the same in different words."""
+        if "2024" in text:
+            (fault,) = faults_of(text)
+        else:
+            with pytest.raises(InvalidInput) as caught:
+                composed(text, loader)
+            (fault,) = caught.value.faults
+        assert remedy in fault.message
+        assert (fault.line, place[1] and fault.column) == place
 
     def test_ten_lines_that_mean_a_thousand_million_values(self) -> None:
         lines = ["l0: &l0 [x, x, x, x, x, x, x, x, x, x]"]

@@ -20,7 +20,7 @@ from callboard.placement.source.yaml_tree import composed_text
 _LONGEST = 160
 
 # "is required": its subject is the field, which stands before it wherever no line is shown.
-_WITHOUT_SUBJECT = re.compile(r"(?:is|has|needs|must|can't)\b")
+_WITHOUT_SUBJECT = re.compile(r"(?:is|has|needs|must|can't|differs|names no|names a|places|runs|says)\b")
 
 
 def refuse(name: str, text: str, faults: Sequence[Fault]) -> NoReturn:

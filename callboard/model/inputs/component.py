@@ -21,6 +21,7 @@ from callboard.model.specs import (
     PROGRAM_SIGNAL,
     RAY_PROGRAM,
     ComponentSpec,
+    JobSpec,
     ScalingRule,
     WorkerPlace,
 )
@@ -128,6 +129,10 @@ class ComponentInput(Input, of=ComponentSpec):
             "runtime_env": "working_dir, py_modules, env and container",
         }
     )
+
+    neighbours = MappingProxyType({JobSpec: "the job, beside components"})
+
+    example = "a component; write e.g. {name: trainer, actor: pkg.module:Class}"
 
     internal = frozenset({"places"})
 

@@ -68,14 +68,16 @@ class JobInput(Input, of=JobSpec):
     elsewhere = MappingProxyType(
         {
             **dict.fromkeys(("queue", "queue_name", "queueName"), "pool"),
-            **dict.fromkeys(("workers", "tasks", "roles", "replicaSpecs", "replica_specs"), "components"),
+            **dict.fromkeys(("tasks", "roles", "replicaSpecs", "replica_specs"), "components"),
             **dict.fromkeys(("priority_class", "priorityClassName"), "priority, a number"),
             **dict.fromkeys(("max_retries", "retries", "backoffLimit", "max_restarts"), "restart: {max_restarts: …}"),
             **dict.fromkeys(("ttlSecondsAfterFinished", "ttl"), "ttl_after_finished"),
             **dict.fromkeys(("scheduling_strategy", "strategy"), "placement"),
+            **dict.fromkeys(("cancel_timeout", "terminationGracePeriodSeconds"), "grace"),
             "nodeSelector": "node_selector",
         }
     )
+    neighbours = MappingProxyType({ComponentInput: "a component, in the list of components"})
     internal = frozenset({"placement_config", "placement_source", "placement_revision"})
 
     before = MappingProxyType({"owner": _owner, "wait_for_nodes": _wait, "components": _components})

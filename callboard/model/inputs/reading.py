@@ -36,6 +36,9 @@ class Input:
     elsewhere: ClassVar[Mapping[str, str]] = MappingProxyType({})
     """Key of another system → what it is called here: Kubernetes, Kueue, Ray, SimpleScheduler."""
 
+    neighbours: ClassVar[Mapping[type, str]] = MappingProxyType({})
+    """Spec whose keys people write here by mistake → where they belong."""
+
     internal: ClassVar[frozenset[str]] = frozenset()
     """Keys that programs of ours write for each other. They are read, but nobody is pointed to them."""
 
@@ -233,6 +236,10 @@ def _fault(misfit: Misfit, source: object) -> Fault:
     return Fault(path_of(misfit.place), misfit.message, line, column)
 
 
+def _keys_in(spec: type) -> set[str]:
+    return set(keys_of(spec)) if issubclass(spec, Input) else {field.keys[0] for field in declared_in(spec)}
+
+
 def _meant(model: type[Input], key: str) -> str:
     """The key that was probably meant by one that is not known; empty: none looks like it."""
     if key in model.elsewhere:
@@ -253,5 +260,8 @@ def _meant(model: type[Input], key: str) -> str:
 def _unknown(model: type[Input], key: str, meant: str) -> str:
     if key in model.elsewhere:
         return f"unknown key {key}; here it is called {meant}"
+    for spec, where in model.neighbours.items():
+        if key in _keys_in(spec):
+            return f"unknown key {key}; it belongs to {where}"
     guess = f"did you mean {meant}?" if meant else f"known keys are {', '.join(keys_of(model))}"
     return f"unknown key {shown_text(key)}; {guess}"

@@ -38,6 +38,32 @@ _ODD_NUMBER = re.compile(r"[-+]?(?:0[0-9_]+|[0-9_]+(?::[0-9]+)+)")
 _LINE_BREAK = re.compile("\r\n|[\r\n\x85\u2028\u2029]")
 """What ends a line for YAML."""
 
+_UNCLOSED = "unexpected end of stream"
+
+_USUALLY = tuple(
+    (re.compile(said), usual)
+    for said, usual in (
+        (
+            "mapping values are not allowed",
+            "a text with ': ' in it or ':' at its end needs quotes; an indented key, a key without a value above it",
+        ),
+        ("sequence entries are not allowed", "the items of a list begin on lines of their own"),
+        (
+            "expected (<block end>|key|'-')",
+            "this line is indented like none above it, or a text goes on behind its closing quote",
+        ),
+        ("a single document", "a file holds one: write each document into a file of its own, without ---"),
+        ("<document start>", "the mapping above has ended: a bracket is too many, or a second document begins"),
+        ("could not find expected ':'", "a key needs ': ' behind it, and a text of several lines needs quotes"),
+        ("found undefined alias", "an alias repeats what an anchor (&) of that name marks above it in the same file"),
+        ("alphabetic or numeric|cannot start|node content", "a text that begins with this character needs quotes"),
+        (_UNCLOSED, "the quote that stands here is closed nowhere"),
+        ("unknown escape", "in double quotes write two backslashes for one, or use single quotes"),
+        ("expected ',' or", "a comma or a closing bracket is missing before this, or the quotes of a text"),
+    )
+)
+"""What a reader of YAML says, and what usually lies behind it."""
+
 Positions = dict[Place, tuple[int, int]]
 
 
@@ -123,8 +149,7 @@ def _refusing(text: str) -> Iterator[None]:
         raise InvalidInput([Fault("", f"nested deeper than {MAX_DEPTH}")]) from None
     except InvalidInput:
         raise
-    # ValueError: the date 2024-13-01, an int of 5000 digits, or a lone surrogate.
-    except (yaml.YAMLError, ValueError, OverflowError) as error:
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a lone surrogate
         said = Fault("", f"no YAML: {' '.join(str(error).split())[:200]}", 1, 1)
         raise InvalidInput([_unreadable(text) or said]) from None
 
@@ -205,7 +230,12 @@ class _Reader:
         return merged
 
     def _scalar(self, node: yaml.Node) -> Any:
-        value = self._constructor.construct_object(node)
+        try:
+            value = self._constructor.construct_object(node)
+        except (ValueError, OverflowError):  # the date 2024-13-01, an int of 5000 digits
+            kind = node.tag.rpartition(":")[2]
+            what = f"{shown_text(node.value)} can't be read as {'a date' if kind == 'timestamp' else kind}"
+            raise _refused(node, f"{what}; put it in quotes if it is meant as a text") from None
         if self._ours and type(value) is int and _ODD_NUMBER.fullmatch(node.value):
             return OddNumber.of(node.value, value)
         return value
@@ -221,16 +251,17 @@ def _position(node: yaml.Node) -> tuple[int, int]:
 
 def _syntax_fault(error: yaml.MarkedYAMLError, text: str) -> Fault:
     """What a reader of YAML could not make sense of, and where; with what usually lies behind it."""
-    mark = error.problem_mark or error.context_mark
     problem = " ".join(part for part in (error.context, error.problem) if part)
+    at_its_begin = _UNCLOSED in problem and error.context_mark is not None
+    mark = error.context_mark if at_its_begin else error.problem_mark or error.context_mark
     if mark is None:
         return Fault("", f"no YAML: {problem}")
     lines = _LINE_BREAK.split(text)
     line = lines[mark.line] if mark.line < len(lines) else ""
     if line[mark.column : mark.column + 1] == "\t":
         problem += "; a tab stands here, and YAML indents with spaces"
-    elif "mapping values are not allowed" in problem:
-        problem += "; a text with ': ' in it or ':' at its end needs quotes"
+    else:
+        problem += next((f"; {usual}" for said, usual in _USUALLY if said.search(problem)), "")
     return Fault("", f"no YAML: {problem}", mark.line + 1, mark.column + 1)
 
 
