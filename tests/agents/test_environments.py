@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import json
 import os
+import platform
 import sys
 import tarfile
 from collections.abc import AsyncIterator, Callable
@@ -15,7 +17,8 @@ from typing import Any
 
 import pytest
 
-from callboard.agents.supplies.environments import EnvironmentFailed, Environments
+from callboard.agents.supplies.build_failures import reason_of
+from callboard.agents.supplies.environments import EnvironmentFailed, Environments, _steps
 from callboard.agents.supplies.package_cache import Packages, _name_of
 from callboard.agents.supplies.worker_env import AGENT_MARKER
 from callboard.agents.system.processes import MachineProcesses
@@ -339,3 +342,23 @@ async def test_a_project_is_built_by_pip_in_the_versions_of_its_lock_where_there
         built.python, "-c", "import tool; print(tool.VERSION)", stdout=asyncio.subprocess.PIPE
     )
     assert (await asked.communicate())[0] == b"1.0\n"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "why"),
+    [
+        (">=3.99", "the project needs Python >=3.99, and the node has "),
+        ("<3", "the project needs Python <3, and the node has "),
+        ("about 3", "Invalid specifier: 'about 3'"),
+        (">=3.8,<4", ""),
+    ],
+)
+async def test_a_project_for_another_python_is_refused_where_there_is_no_uv(
+    tmp_path: Path, wanted: str, why: str
+) -> None:
+    (tmp_path / "pyproject.toml").write_text(f"[project]\nname = 'p'\nrequires-python = '{wanted}'\n")
+    with pytest.raises(ValueError, match="3") if why else contextlib.nullcontext() as caught:
+        _steps("uv", tmp_path, tmp_path / "venv", None)
+    if caught is not None:
+        said = str(caught.value)
+        assert (reason_of(said, platform.python_version()) or said).startswith(why)

@@ -26,6 +26,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from packaging.specifiers import SpecifierSet
+
 from callboard.agents.runtime import HostError
 from callboard.agents.supplies.build_failures import first_error, reason_of
 from callboard.agents.supplies.package_cache import Packages
@@ -360,6 +362,9 @@ def _steps(kind: str, source: Path, made: Path, uv: str | None) -> list[tuple[li
 def _write_requirements(source: Path) -> None:
     """What a project depends on as requirements for pip, in the versions of its lock file."""
     project = tomllib.loads((source / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    asked, here = project.get("requires-python", ""), platform.python_version()
+    if not SpecifierSet(asked).contains(here, prereleases=True):
+        raise ValueError(f"{here} is not in the project's Python requirement: `{asked}`")  # in uv's words
     versions: dict[str, set[str]] = {}
     if (lock := source / "uv.lock").exists():
         try:
