@@ -73,6 +73,12 @@ class Commands:
 
     def _start(self, command: agent_pb2.Command) -> None:
         name = worker_name(command.start_worker)
+        if self.leaving:
+            key, generation = command.start_worker.worker, command.start_worker.generation
+            gone = agent_pb2.WorkerStopped(worker=key, generation=generation, detail="its node is leaving")
+            gone.outcome = agent_pb2.STOP_OUTCOME_ALREADY_GONE
+            self.site.outbox.report(command.command_id, worker_stopped=gone)
+            return
         there = self.workers.knows(command.start_worker)
         try:
             self.workers.start(self._order(command.command_id, command.start_worker))
@@ -92,8 +98,6 @@ class Commands:
         self.site.outbox.report(command.command_id, port_reserved=reserved)
 
     def _order(self, command_id: str, start: agent_pb2.StartWorker) -> WorkerOrder:
-        if self.leaving:
-            raise PlanRefused("this node is leaving")
         key = start.worker
         if not is_name(key.job_id) or not is_name(key.component) or key.rank < 0:
             raise PlanRefused(f"worker: {key.job_id!r}/{key.component!r}/{key.rank} can't be a worker")

@@ -118,13 +118,18 @@ class NoResult(Exception):
     Attributes:
         job: name of the job.
         missing: for each worker without one, "component/rank: why".
+        remedy: what helps.
     """
 
-    def __init__(self, *, job: str, missing: tuple[str, ...]) -> None:
-        super().__init__(
-            f"job {job} has no result of {'; '.join(missing)}. Return JSON of at most 64 KiB from `entry`, and write "
-            "larger results to a file"
-        )
+    def __init__(self, *, job: str, missing: tuple[str, ...], unfit: bool = False) -> None:
+        """
+        Args:
+            unfit: whether one of them returned what can't be kept.
+        """
+        self.remedy = f"`callboard job get {job}` shows what it has been through."
+        if unfit:
+            self.remedy = "Return JSON of at most 64 KiB from `entry`, and write larger results to a file."
+        super().__init__(f"job {job} has no result of {'; '.join(missing)}. {self.remedy}")
         self.job = job
         self.missing = missing
 

@@ -28,6 +28,8 @@ T = TypeVar("T")
 ENDED = frozenset({"SUCCEEDED", "FAILED", "CANCELLED"})
 """States that a job never leaves."""
 
+_NOT_KEPT = "its `entry` had not returned, or its node could not write the result to its disk, as its stderr then says"
+
 
 class SeenJob:
     """One job as it was last seen: what can be read of it without asking the controller.
@@ -217,11 +219,12 @@ class JobHandle(SeenJob):
                 kept = found.get((component.name, rank), {})
                 if "value" not in kept:
                     places = ((component.colocation_group or component.name, rank), ("", -1))
-                    why = next((gaps[place] for place in places if place in gaps), "its `entry` had not returned")
+                    why = next((gaps[place] for place in places if place in gaps), _NOT_KEPT)
                     missing.append(f"{component.name}/{rank}: {kept.get('problem', why)}")
                 returned[component.name].append(kept.get("value"))
         if missing:
-            raise NoResult(job=self.name, missing=tuple(missing))
+            unfit = any("problem" in kept for kept in found.values())
+            raise NoResult(job=self.name, missing=tuple(missing), unfit=unfit)
         return returned
 
     async def until(self, reached: Callable[[Job], bool], what: str, timeout: float | None = None) -> Job:

@@ -133,9 +133,24 @@ async def test_nothing_new_starts_while_it_leaves(controller: FakeController, pr
     await controller.do(start_worker=start_worker("Hanging", entry="run", args_json='["sleep"]'))
     agent.terminate()
     await controller.until(lambda: session.heartbeats[-1].leaving)
-    report = await controller.do(start_worker=start_worker("Plain", rank=1))
-    assert "leaving" in report.command_refused.message
+    stopped = (await controller.do(start_worker=start_worker("Plain", rank=1))).worker_stopped
+    # No failure of the worker: its job starts elsewhere.
+    assert (stopped.outcome, stopped.detail) == (agent_pb2.STOP_OUTCOME_ALREADY_GONE, "its node is leaving")
     agent.terminate()
+    assert await agent.wait() == 0
+
+
+async def test_a_start_that_its_leaving_cuts_short_is_no_failure_of_the_worker(
+    controller: FakeController, program: Program
+) -> None:
+    agent = await program()
+    await controller.session()
+    start = await controller.command(start_worker=start_worker("SlowToBuild"))
+    await asyncio.sleep(0.5)  # Whichever step of its start it is at, the answer is the same.
+    agent.terminate()
+    stopped = (await controller.report(start)).worker_stopped
+    assert stopped.outcome == agent_pb2.STOP_OUTCOME_KILLED
+    assert stopped.detail.startswith("node n0 leaves: SIGTERM, before ")
     assert await agent.wait() == 0
 
 

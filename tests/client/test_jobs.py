@@ -10,7 +10,7 @@ import pytest
 
 from callboard.client.calls import methods
 from callboard.client.client import Client
-from callboard.client.errors import JobEnded, WaitTimeout
+from callboard.client.errors import JobEnded, NoResult, WaitTimeout
 from callboard.client.jobs import JobHandle
 from callboard.model.faults import InvalidInput
 from callboard.v1.common_pb2 import Allocation, DeviceShare, Reason, WorkerKey
@@ -131,6 +131,13 @@ async def test_a_job_that_fails_first_raises_with_reason_and_traceback(board: Bo
         await waiting
     assert (caught.value.state, caught.value.reason) == ("FAILED", "constructor raised")
     assert caught.value.traceback == "Traceback …"
+
+
+@pytest.mark.parametrize("unfit", [True, False])
+def test_a_missing_result_has_the_remedy_of_its_cause(unfit: bool) -> None:
+    """Nobody whose node is gone is told to return something smaller."""
+    error = NoResult(job="train", missing=("w/0: why",), unfit=unfit)
+    assert ("Return JSON" in str(error)) is ("Return JSON" in error.remedy) is unfit
 
 
 async def test_finished_returns_a_failed_job_as_it_is(board: Board, client: Client) -> None:

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from callboard.agents.host.worker_lanes import InFlight, Lane, MainThread, in_thread, lane_for
-from callboard.agents.host.worker_process import StopNotice, failed, fitting, load_class, noticed
+from callboard.agents.host.worker_process import StopNotice, failed, fitting, load_class, noticed, said_by
 
 HOOKS = ("setup", "restore", "cancel", "checkpoint", "progress")
 """Methods the host calls by itself when a class has them; none of them decides how `run()` runs."""
@@ -127,7 +127,7 @@ class Member:
         error = run.exception()
         if error is None:
             return run.result(), ""
-        return None, self.named(f"{hook}() raised {type(error).__name__}: {error}")
+        return None, self.named(f"{hook}() raised {said_by(error)}")
 
     def named(self, text: str) -> str:
         """The text, with whose it is."""

@@ -37,6 +37,9 @@ MAX_TRACEBACK_CHARACTERS = 16 * 1024
 MAX_MESSAGE_CHARACTERS = 1_000
 MAX_PROGRESS_CHARACTERS = 4_000
 
+_IN_SHORT = "  In short:\n"
+"""Above the line that says what was raised, where a traceback doesn't end with it."""
+
 _OUR_FRAMES = ("callboard.agents.", "concurrent.futures.", "asyncio.", "importlib")
 """Modules between a user's code and the one who reads its traceback."""
 
@@ -282,12 +285,31 @@ def format_error(error: BaseException) -> str:
     while frame is not None and frame.tb_frame.f_globals.get("__name__", "").startswith(_OUR_FRAMES):
         frame = frame.tb_next
     # None when the error is the host's own: then all of it is wanted.
-    return "".join(traceback.format_exception(type(error), error, frame or error.__traceback__))
+    text = "".join(traceback.format_exception(type(error), error, frame or error.__traceback__))
+    only = "".join(traceback.format_exception_only(error)).splitlines()
+    said = next(line for line in only if not line[:1].isspace())
+    lines = text.splitlines()
+    frames = [place for place, line in enumerate(lines) if line[:1].isspace()]
+    # Who wants to know what was raised reads the line after the last indented one. Groups of errors have none there,
+    # messages with indented lines another, and of a long one it would be cut off.
+    found = lines[frames[-1] + 1 :] if frames else lines
+    plain = found[:1] == [said] and len(text) <= MAX_TRACEBACK_CHARACTERS
+    return text if plain else f"{text.rstrip()}\n{_IN_SHORT}{said}\n"
+
+
+def said_by(error: BaseException) -> str:
+    """The kind of an error and its text, also of one whose text can't be had."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # noqa: BLE001 - it is the user's code that makes the text
+        return f"{type(error).__name__}, whose text can't be had: its __str__ raises"
 
 
 def told_traceback(text: str, hide: Hide) -> str:
     """A traceback as it may be told; of a very long one the end, which says most."""
-    return _sendable(hide(text))[-MAX_TRACEBACK_CHARACTERS:]
+    text, mark, said = _sendable(hide(text)).rpartition(_IN_SHORT)
+    said = said[: MAX_MESSAGE_CHARACTERS if mark else None]
+    return text[-MAX_TRACEBACK_CHARACTERS:] + mark + said
 
 
 def told_message(text: str, hide: Hide) -> str:
@@ -324,7 +346,7 @@ def failed(failure: str, error: BaseException) -> dict[str, Any]:
     return {
         "ok": False,
         "failure": failure,
-        "message": str(error) if isinstance(error, ProgramFailed) else f"{type(error).__name__}: {error}",
+        "message": str(error) if isinstance(error, ProgramFailed) else said_by(error),
         "traceback": format_error(error),
     }
 

@@ -61,17 +61,25 @@ class Reports:
         """Its start takes long; `message` is the end of a sentence that begins with the node."""
         self.outbox.report("", worker_progress=agent_pb2.WorkerProgress(**self.ref, message=message))
 
-    def not_started(self, problem: NotStarted, left: str, stderr_tail: str = "") -> None:
-        """It could not be started; `left` names what isn't proved gone."""
-        failed = agent_pb2.WorkerStartFailed(
-            **self.ref,
-            failure=problem.failure,
-            message=problem.message,
-            traceback=problem.traceback,
-            quarantined=bool(left),
-            stderr_tail=stderr_tail,
-        )
-        self.outbox.report(self.order.command_id, worker_start_failed=failed)
+    def not_started(self, problem: NotStarted, left: str, stderr_tail: str = "", *, asked: bool = False) -> None:
+        """It could not be started; `left` names what isn't proved gone.
+
+        A stop that nobody `asked` for, as of a node that leaves, is no failure of it: its job starts again elsewhere.
+        """
+        if problem.failure == agent_pb2.START_FAILURE_STOPPED and not asked:
+            detail = "; ".join(text for text in (problem.message, left) if text)
+            stopped = agent_pb2.WorkerStopped(**self.ref, outcome=outcome_of(left), detail=detail)
+            self.outbox.report(self.order.command_id, worker_stopped=stopped)
+        else:
+            failed = agent_pb2.WorkerStartFailed(
+                **self.ref,
+                failure=problem.failure,
+                message=problem.message,
+                traceback=problem.traceback,
+                quarantined=bool(left),
+                stderr_tail=stderr_tail,
+            )
+            self.outbox.report(self.order.command_id, worker_start_failed=failed)
         _log.info("worker_not_started", worker=self.order.launch.name, why=problem.message)
 
     def finished(self, answer: dict[str, Any], stderr_tail: str) -> None:

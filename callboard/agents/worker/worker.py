@@ -430,7 +430,8 @@ class Worker:
             return problem
         during = f"its member {member} was constructed" if member else _NOT_BEFORE[happened.was]
         if happened.event is Event.STOP:
-            return NotStarted(agent_pb2.START_FAILURE_STOPPED, f"stopped before {during}")
+            why = "stopped" if self._stopping is None or self._stopping.command_ids else f"{self._stopping.reason},"
+            return NotStarted(agent_pb2.START_FAILURE_STOPPED, f"{why} before {during}")
         if happened.event is Event.DEADLINE:
             limit = self.order.command.start_timeout_ms / 1000
             return NotStarted(agent_pb2.START_FAILURE_DEADLINE, f"not ready after {limit:g} s, before {during}")
@@ -510,7 +511,8 @@ class Worker:
 
     def _report_not_started(self, happened: _Happened) -> None:
         left, problem = happened.fact
-        self._reports.not_started(problem, left, self._stderr_tail())
+        asked = self._stopping is not None and bool(self._stopping.command_ids)
+        self._reports.not_started(problem, left, self._stderr_tail(), asked=asked)
         self._answer_stops(outcome_of(left), detail=left)
 
     def _report_stopped(self, happened: _Happened) -> None:

@@ -303,7 +303,7 @@ def _no_result(error: NoResult) -> Failure:
     return Failure(
         f"Job {error.job} succeeded, and results are missing.",
         "\n       ".join(error.missing),
-        "Return JSON of at most 64 KiB from `entry`, and write larger results to a file.",
+        error.remedy,
     )
 
 
