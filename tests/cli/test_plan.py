@@ -205,7 +205,7 @@ class TestAPlacedJob:
             (["--nodes", "4"], "0-3\n", "0-3;\n", ["input:9:"]),
             (["--nodes", "4"], "resources: {cpu: 2}", "workers: 3", ["input:4:33: error: ", "its placement makes 4"]),
             (["--nodes", "4"], "resources: {cpu: 2}", "resources: {gpu: 3}", ["input:4:45: error: ", "3 GPU a worker"]),
-            (["--nodes", "4"], "    actor:", "    actr:", ["input:8:3: error: places actr"]),
+            (["--nodes", "4"], "    actor:", "    actr:", ["input:8:3: error: component_placement places actr"]),
             ([], "", "", ["describe them, e.g. --nodes 8+8"]),
             (["--nodes", "4+y"], "", "", ["'y' describes no node"]),
         ],

@@ -37,7 +37,6 @@ def test_every_fault_of_a_file_in_one_run_in_the_order_of_the_file() -> None:
         (7, 30, "env"),  # placment
         (8, 62, "critic"),  # share
         (14, 15, ""),  # RANK
-        (15, 7, ""),  # node_ranks are missing
         (15, 15, ""),  # the reserved label
         (15, 21, ""),  # node_rank
     ]
@@ -57,6 +56,32 @@ def test_the_column_is_the_one_in_the_file(text: str) -> None:
     assert fault.line == 2
     said = of(f"actor: 0-1, {text}").splitlines()[1][fault.column - 1 :]
     assert said[0] == "9" or said.startswith("1-9")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (of("a: {placement: 0,2, share: 0.5}"), ['write placement: "0,2"']),
+        (of("a: {placement: 0-1:0-3,3:4}"), ['write placement: "0-1:0-3,3:4"']),
+        (of("a: {node_group: g, placement: 0}", groups="[{label: g, node_ranks: 0,1,3-4}]"), ['node_ranks: "0,1,3-4"']),
+        (of("a: {node_group: g, placement: 0}", groups="[{label: g, nodes: 0}]"), ["did you mean node_ranks?"]),
+        (
+            of("a: {node_group: g, placement: 0}", groups="[{label: g, node_ranks: 0, hardware: {typ: Franka}}]"),
+            ["did you mean type?"],
+        ),
+        ("clusters:\n  component_placement: {a: 0}\n", ["is this meant as cluster?"]),
+        ("Component-Placement: {a: 0}\n", ["is this meant as component_placement?"]),
+        (of("a: 1-4:0-1"), ["all of a process are on one; the last rank of node 0 is 3"]),
+        (
+            of("a: {node_group: g, placement: 0}", groups="[{label: node, node_ranks: 0}]"),
+            ["are cluster, node", "reserved"],
+        ),
+    ],
+)
+def test_one_mistake_is_told_once_with_what_was_meant(text: str, said: list[str]) -> None:
+    found = faults(text, "4+4")
+    assert len(found) == len(said)
+    assert all(fault.line and fault.message.find(end) >= 0 for fault, end in zip(found, said, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -225,7 +250,18 @@ class TestCharges:
 
     def test_a_full_gpu_has_nothing_left(self) -> None:
         message = refused(of("a: {placement: 0, share: 1000}, b: 0"), "1")
-        assert "GPU 0 of node 0 is shared by a, b: shares of 1000 milli and 1 workers that state none" in message
+        assert "GPU 0 of node 0 is shared by a, b: shares of 1000 milli-GPU and 1 worker that states none" in message
+
+    def test_alike_gpus_of_a_node_are_told_at_once_with_what_helps(self) -> None:
+        messages = [
+            fault.message
+            for fault in faults(of("a: {placement: all, share: 0.6}, b: {placement: 0-5, share: 0.6}"), "4+4")
+        ]
+        assert [message.partition(" is shared")[0].removeprefix("component a: ") for message in messages] == [
+            "each GPU of 0-3 of node 0",
+            "each GPU of 0-1 of node 1",
+        ]
+        assert messages[0].endswith("lower the shares, or leave them out for equal parts")
 
     def test_a_thousand_may_share_and_one_more_may_not(self) -> None:
         assert plan(of("a: '0:0-999'"), "1").workers[0].devices[0].milli == 1

@@ -306,7 +306,7 @@ class TestVisibility:
             assert charged(found, f"c{i}") == [[(i, 500)]]
 
     def test_gv_05_three_shares_of_0_4_do_not_fit_on_one_card(self) -> None:
-        assert "shares of 1200 milli do not fit" in refused(of("a: {placement: '0:0-2', share: 0.4}"), "2")
+        assert "shares of 1200 milli-GPU do not fit" in refused(of("a: {placement: '0:0-2', share: 0.4}"), "2")
         found = plan(of("a: {placement: '0:0-1,1:2', share: 0.4}"), "2")
         assert [position for [(position, _)] in charged(found, "a")] == [0, 0, 1]
 

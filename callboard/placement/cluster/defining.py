@@ -28,6 +28,7 @@ MAX_GROUPS = 1000
 
 _GROUP_KEYS = ("label", "node_ranks", "hardware", "env_configs", "ignore_hardware")
 _UNREAD = "?"  # no label: of a group that states none
+_HARDWARE_KEYS = ("type", "configs")
 _ENV_KEYS = ("node_ranks", "python_interpreter_path", "env_vars")
 
 
@@ -131,7 +132,7 @@ class _Group:
     def _read_label(self) -> str | None:
         value = self._found.get("label")
         if value is None:
-            self._report.fault(self._found.where, "a node group needs a label", allowed="label: a800")
+            self._missing("label", "a node group needs a label", "label: a800")
             return None
         if isinstance(value, Leaf):
             self.label = value.text.strip()
@@ -149,19 +150,25 @@ class _Group:
         joined = tuple(node.rank for node in self._cluster.nodes if label and node.node_group == label)
         if joined:
             return joined
-        message = f"the node group {self.label} needs node_ranks, as no node joined with this group"
-        self._report.fault(self._found.where, message, allowed="node_ranks: 0-3")
+        if label:
+            message = f"the node group {label} needs node_ranks, as no node joined with this group"
+            self._missing("node_ranks", message, "node_ranks: 0-3")
         return None
+
+    def _missing(self, key: str, message: str, example: str) -> None:
+        if key not in fields.meant_keys(self._found, _GROUP_KEYS):
+            self._report.fault(self._found.where, f"{message}; write e.g. {example}", allowed=example)
 
     def _hardware(self, value: Value) -> tuple[str, tuple[tuple[int, HardwareUnit], ...]]:
         report = self._report
         found = fields.table(value, "e.g. {type: Franka, configs: [{node_rank: 0}]}", report)
         if found is None:
             return "", ()
-        fields.known_keys(found, ("type", "configs"), report)
+        fields.known_keys(found, _HARDWARE_KEYS, report)
         kind_value, configs = found.get("type"), found.get("configs")
         if kind_value is None:
-            report.fault(found.where, "hardware needs a type", allowed="type: Franka")
+            if "type" not in fields.meant_keys(found, _HARDWARE_KEYS):
+                report.fault(found.where, "hardware needs a type; write e.g. type: Franka", allowed="type: Franka")
             return "", ()
         kind = fields.label(kind_value, "hardware type", report) or ""
         members = [self._cluster.by_rank[rank] for rank in self._ranks or ()]

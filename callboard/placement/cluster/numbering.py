@@ -132,7 +132,7 @@ def number(
         nodes_only: number nodes, whatever they have.
         defective: labels that exist too, but have faults, which were told.
     """
-    groups = _groups(cluster, labels, (*cluster.groups_by_label, *defective), where, report)
+    groups = _groups(cluster, labels, tuple(dict.fromkeys((*cluster.groups_by_label, *defective))), where, report)
     if groups is None:
         return None
     spans: list[Span] = []

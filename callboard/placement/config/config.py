@@ -6,6 +6,7 @@ section alone, and a job file whose components carry ``component_placement``.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Sequence
 from dataclasses import field
 
@@ -170,6 +171,15 @@ class Section:
         if self.table is not None:
             return self.table.get(key)
         return self._document.value(key)
+
+    def misspelt(self) -> tuple[Where, str] | None:
+        """Where the section's own key is misspelt, and what it is meant for."""
+        top = self._document.value() if self.table is None else None
+        for key, _ in top.entries if isinstance(top, Table) else ():
+            near = difflib.get_close_matches(key.text[:80].lower(), ("cluster", KEY), n=1, cutoff=0.8)
+            if near:
+                return key.where, near[0]
+        return None
 
     def place(self, *keys: str) -> Where:
         """Place of the first of these keys that is there, or of the section."""

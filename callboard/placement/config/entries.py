@@ -45,7 +45,10 @@ class EntryReader:
         if not entries and not self._told_why_none():
             where = placements.where if placements is not None else self._section.place(KEY)
             said = "no component has a placement; write e.g. component_placement: {actor: 0-3}"
-            if self._document.value("defaults") is not None:
+            where, near = self._section.misspelt() or (where, "")
+            if near:
+                said = f"no component has a placement; is this meant as {near}?"
+            elif self._document.value("defaults") is not None:
                 said += ", or give the composed config: the files that its defaults name are not read here"
             self._report.fault(where, said)
         if len(entries) > MAX_COMPONENTS:
@@ -129,8 +132,7 @@ class EntryReader:
         fields.known_keys(value, _ENTRY_KEYS, report, component)
         group, text, share, visible = (value.get(key) for key in _ENTRY_KEYS)
         labels: tuple[str, ...] = (WHOLE_CLUSTER,) if group is None else self._group_labels(group, component)
-        # What a misspelt key was meant for is told once, and nothing is concluded from its absence.
-        misspelt = {nearest_of(key.text, _ENTRY_KEYS) for key, _ in value.entries if key.text not in _ENTRY_KEYS}
+        misspelt = fields.meant_keys(value, _ENTRY_KEYS)
         if group is None and "node_group" in misspelt:
             labels = ()
         if text is None and "placement" not in misspelt:

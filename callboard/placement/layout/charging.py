@@ -83,21 +83,28 @@ class Charges:
         """No device is charged more than it is (I1), and nobody is charged nothing."""
         told = 0
         for node, use in self._uses.items():
-            for position, (stated, others) in enumerate(zip(use.stated_milli, use.others, strict=True)):
+            sums = list(zip(use.stated_milli, use.others, strict=True))
+            for (stated, others), run in groupby(range(len(sums)), key=lambda at: sums[at]):
+                positions = list(run)
                 if stated + others > WHOLE_DEVICE and told < _MAX_FAULTS:
                     told += 1
-                    self._too_much(node, position, _holders(users, node, position), report)
+                    self._too_much(node, positions, _holders(users, node, positions[0]), report)
 
-    def _too_much(self, node: int, position: int, holders: Sequence[Entry], report: Report) -> None:
+    def _too_much(self, node: int, positions: Sequence[int], holders: Sequence[Entry], report: Report) -> None:
         use = self._uses[node]
-        stated, others = use.stated_milli[position], use.others[position]
+        stated, others = use.stated_milli[positions[0]], use.others[positions[0]]
         names = ", ".join(dict.fromkeys(entry.component for entry in holders))
-        what = [f"shares of {stated} milli"] if stated else []
-        what += [f"{others} workers that state none"] if others else []
+        what = [f"shares of {stated} milli-GPU"] if stated else []
+        what += (
+            [f"{others} worker{'s' if others > 1 else ''} that state{'' if others > 1 else 's'} none"] if others else []
+        )
         first = next((entry for entry in holders if entry.share_milli), None)
+        remedy = "lower the shares, or leave them out for equal parts" if stated else "place fewer workers there"
+        gpus = f"GPU {positions[0]}" if len(positions) == 1 else f"each GPU of {positions[0]}-{positions[-1]}"
         report.fault(
             first.share_where if first else holders[0].where,
-            f"GPU {position} of node {node} is shared by {names}: {' and '.join(what)} do not fit into 1000 milli-GPU",
+            f"{gpus} of node {node} is shared by {names}: {' and '.join(what)} do not fit into 1000 milli-GPU; "
+            f"{remedy}",
             read=str(stated),
             allowed="1000",
         )

@@ -56,7 +56,8 @@ def check_processes(
             what = f"process {process}" if per_block == 1 else f"processes {process} to {process + per_block - 1}"
             saying.fault(
                 f"{what} would span nodes {_listed(nodes)}: {numbering.resource} ranks {_ranks_text(ranks)} lie on "
-                "several nodes, and all of a process are on one",
+                "several nodes, and all of a process are on one; the last rank of node "
+                f"{nodes[0]} is {touched[0].end - 1}",
                 read=_ranks_text(ranks),
                 allowed="ranks of one node",
             )

@@ -6,11 +6,12 @@ import json
 import math
 import re
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Any
 
 from callboard.model.inputs.located import shown_text
 from callboard.model.names import LABEL_PATTERN, is_label
-from callboard.placement.source.diagnostics import Report, Where, parts_of, unknown
+from callboard.placement.source.diagnostics import Report, Where, nearest_of, parts_of, unknown
 from callboard.placement.source.tree import Items, Leaf, Table, Value, kind_of, traps
 
 MAX_ITEMS = 100_000
@@ -18,6 +19,7 @@ MAX_ITEMS = 100_000
 
 _RANK = re.compile(r"0|[1-9][0-9]{0,8}")
 _RANGE = re.compile(r"\s*([0-9]{1,9})\s*(?:-\s*([0-9]{1,9})\s*)?")
+_RANKS = re.compile(r"[0-9][0-9:-]*")
 _SHARE = re.compile(r"(?P<part>0?\.[0-9]{1,3}|1\.0{1,3}|0\.[0-9]{1,3})|(?P<milli>[0-9]{1,4})(?P<unit>m?)")
 
 
@@ -33,10 +35,30 @@ def known_keys(
     found: Table, known: Sequence[str], report: Report, component: str = "", *, passed_over: Sequence[str] = ()
 ) -> None:
     """A fault for each key that is neither known nor passed over, with the nearest that is known (rule 6)."""
-    for key, _ in found.entries:
-        if key.text not in known and key.text not in passed_over:
-            sentence, near = unknown("key", key.text, known, shown_text(key.text))
-            report.fault(key.where.of(component), sentence, read=key.text, allowed=", ".join(known), nearest=near)
+    before: tuple[Leaf, Value] | None = None
+    for torn, group in groupby(found.entries, key=_is_torn_off):
+        entries = list(group)
+        for key, _ in entries if not torn or before is None else ():
+            if key.text not in known and key.text not in passed_over:
+                sentence, near = unknown("key", key.text, known, shown_text(key.text))
+                report.fault(key.where.of(component), sentence, read=key.text, allowed=", ".join(known), nearest=near)
+        if torn and before is not None:
+            rest = ",".join(key.text for key, _ in entries)
+            whole = f'{before[0].text}: "{before[1].text if isinstance(before[1], Leaf) else ""},{rest}"'
+            said = f"between braces a comma begins a new key, and {rest} is none; write {whole}"
+            report.fault(entries[0][0].where.of(component), said, read=rest, allowed=whole)
+        before = entries[-1]
+
+
+def _is_torn_off(entry: tuple[Leaf, Value]) -> bool:
+    """Whether this is no key but the rest of a text with commas: {node_ranks: 1,3}."""
+    key, value = entry
+    return _RANKS.fullmatch(key.text) is not None and isinstance(value, Leaf) and value.null
+
+
+def meant_keys(found: Table, known: Sequence[str]) -> set[str]:
+    """The known keys that misspelt ones were meant for: told once, and nothing is concluded from their absence."""
+    return {nearest_of(key.text, known) for key, _ in found.entries if key.text not in known}
 
 
 def text(value: Value, what: str, report: Report, component: str = "") -> Leaf | None:
