@@ -251,8 +251,8 @@ class TestMissingProfile:
         assert caught.value.keys == (f"profile_data.{key}",)
 
     def test_a_key_that_was_probably_meant_is_suggested(self) -> None:
-        config = changed(REASONING, profile_data__inference_cost=None, profile_data__inferense_cost=30.8)
-        with pytest.raises(ProfileMissing, match="is inferense_cost meant"):
+        config = changed(REASONING, profile_data__inference_cost=None, profile_data__infer_cost=30.8)
+        with pytest.raises(ProfileMissing, match="is infer_cost meant"):
             Problem.from_config(config)
 
 
@@ -271,6 +271,40 @@ class TestFaults:
             "rollout.tensor_parallel_size",
             "profile_data.actor_cost",
         }
+
+    @pytest.mark.parametrize(
+        ("path", "meant"),
+        [
+            ("profile_data.inferense_cost", "inference_cost"),
+            ("profile_dta", "profile_data"),
+            ("algorithm.n_minibatchs", "n_minibatches"),
+            ("algorithm.recompute_logprob", "recompute_logprobs"),
+            ("algorithm.group_siz", "group_size"),
+            ("rollout.max_runing_requests", "max_running_requests"),
+            ("runner.task_typ", "task_type"),
+            ("cluster.num_gpus_per_nodes", "num_gpus_per_node"),
+        ],
+    )
+    def test_a_misspelt_key_is_told_once_and_never_passed_over(self, path: str, meant: str) -> None:
+        """Also one with a default: else the answer would be that of another config."""
+        section, _, key = path.rpartition(".")
+        config: dict[str, Any] = copy.deepcopy(dict(REASONING))
+        place = config.setdefault(section, {}) if section else config
+        place[key] = place.pop(meant, 3)
+        assert faults_of(config) == {path: f"unknown key '{key}'; did you mean {meant}?"}
+
+    def test_a_power_of_ten_is_the_number_that_hydra_reads(self) -> None:
+        assert read_yaml("a: 1e2\nb: -1.5E+3\nc: '1e2'\nd: 1e\n", ours=False) == {
+            "a": 100.0,
+            "b": -1500.0,
+            "c": "1e2",
+            "d": "1e",
+        }
+        assert read_yaml("a: 1e2\n") == {"a": "1e2"}
+
+    def test_sizes_that_fit_nowhere_say_what_was_asked_for(self) -> None:
+        with pytest.raises(NoPlan, match="asked for are multiples of 16"):
+            Problem.from_config(changed(REASONING, rollout__tensor_parallel_size=16))
 
     def test_a_file_has_lines(self) -> None:
         text = "runner:\n  task_type: reasoning\ndata:\n  rollout_batch_size: many\nalgorithm:\n  group_size: 16\n"

@@ -173,10 +173,24 @@ def _why_none(asked: Asked, pool: Pool, points: Mapping[int, float], counts: lis
         return f"no cost is given: measure it at one count at least ({where})"
     measured = ", ".join(map(str, sorted(points)))
     if not counts:
-        return f"no GPU count is legal {where} (measured: {measured or 'none'})"
+        return f"no GPU count is legal {where} (measured: {measured or 'none'}){_rules_said(asked.rules)}"
     if not found:
         counts = [gpus for gpus in counts if gpus > 0] or counts
         legal = f"{counts[0]} to {counts[-1]}" if len(counts) > 4 else ", ".join(map(str, counts))
-        return f"the legal counts {where} ({legal}) have no cost; measured: {measured}; name a scaling law to go beyond"
+        return (
+            f"the legal counts {where} ({legal}) have no cost; measured: {measured}; measure one of them, or in the "
+            "general form name a scaling law"
+        )
     least = min(mode.memory_gib for mode in found)
     return f"it needs {least:g} GiB per GPU and those of pool {pool.name} have {pool.memory_gib:g}"
+
+
+def _rules_said(rules: Rules) -> str:
+    """What the rules ask for, as the end of a sentence."""
+    said = [
+        f"multiples of {rules.multiple_of}" if rules.multiple_of > 1 else "",
+        f"{rules.least} or more" if rules.least > 1 else "",
+        f"one of {', '.join(map(str, sorted(rules.counts)))}" if rules.counts is not None else "",
+        "only measured ones" if rules.measured_only else "",
+    ]
+    return ": asked for are " + ", ".join(filter(None, said)) if any(said) else ""

@@ -262,6 +262,8 @@ def _profile(config: Config, key: str, what: str, missing: list[Fault], *, table
     """One cost: a number of seconds (but for environments, whose cost depends on their number), or a table of them."""
     path = f"profile_data.{key}"
     found = config.find(path)
+    if path in config.misspelt or not isinstance(config.find("profile_data") or {}, Mapping):
+        return Profile(points={})  # told
     if found is None:
         missing.append(Fault(path, _why_missing(config, path)))
         return Profile(points={})

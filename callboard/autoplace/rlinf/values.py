@@ -32,15 +32,25 @@ class Config:
         self._source = source
         self._located = located if isinstance(located, SourceMapping) else source
         self.faults: list[Fault] = []
+        self.misspelt: set[str] = set()
+        """Paths that were asked for and are misspelt, which was told."""
 
     def find(self, path: str) -> Any:
-        """The value at ``path`` ("data.rollout_batch_size"); None when it is missing, null, or can't be resolved
-        (then with a fault)."""
+        """The value at ``path`` ("data.rollout_batch_size"); None when it is missing, null, misspelt or can't be
+        resolved (the last two with a fault)."""
         found: Any = self._source
+        place = ""
         for part in path.split("."):
-            if not isinstance(found, Mapping) or part not in found:
+            if not isinstance(found, Mapping):
+                return None
+            if part not in found:
+                near = _nearest(part, found, 0.9)
+                if near:
+                    self._tell_misspelt(place + near, part)
+                    self.misspelt.add(path)
                 return None
             found = self._at(found, part, path)
+            place += f"{part}."
         if isinstance(found, str) and "${" in found:
             self.fault(path, f"{shown_text(found)} is an interpolation; install callboard[hydra] to have it resolved")
             return None
@@ -60,7 +70,7 @@ class Config:
         """A whole number; 1 with a fault when it is none, or missing without a default."""
         faults_before = len(self.faults)
         found = self.find(path)
-        if len(self.faults) > faults_before:
+        if len(self.faults) > faults_before or path in self.misspelt:
             pass  # told why it is no value
         elif found is None:
             if default is not None:
@@ -89,6 +99,8 @@ class Config:
         found = self.find(path)
         if isinstance(found, str) and found in words:
             return found
+        if path in self.misspelt:
+            return words[0]
         read = "is required" if found is None else f"{shown(found)} is unknown"
         self.fault(path, f"{read}; use {' or '.join(words)}")
         return words[0]
@@ -96,7 +108,7 @@ class Config:
     def seconds(self, path: str, found: Any) -> float | None:
         """``found``, read at ``path``, as seconds; None with a fault."""
         if isinstance(found, bool) or not isinstance(found, int | float):
-            self.fault(path, f"{shown(found)} is not a number of seconds")
+            self.fault(path, f"{shown(found)} is not a number of seconds; write it without quotes, e.g. 95.7")
         elif not 0 < found <= MAX_SECONDS:  # NaN is neither.
             self.fault(path, f"{found} is not a measured time; more than 0 s is allowed")
         else:
@@ -137,8 +149,18 @@ class Config:
         """A key beside ``path`` that was probably meant; empty: none looks like it."""
         parent, _, key = path.rpartition(".")
         section = self.find(parent)
-        known = [each for each in section if isinstance(each, str)] if isinstance(section, Mapping) else []
-        return next(iter(difflib.get_close_matches(key, known, n=1, cutoff=0.8)), "")
+        return _nearest(key, section, 0.8) if isinstance(section, Mapping) else ""
+
+    def _tell_misspelt(self, path: str, meant: str) -> None:
+        """A key that decides something and is misspelt would be passed over among the hundreds that decide nothing."""
+        if path not in self.misspelt:
+            self.misspelt.add(path)
+            self.fault(path, f"unknown key {shown_text(path.rpartition('.')[2])}; did you mean {meant}?")
+
+
+def _nearest(key: str, section: Mapping[Any, Any], cutoff: float) -> str:
+    known = [each for each in section if isinstance(each, str)]
+    return next(iter(difflib.get_close_matches(key, known, n=1, cutoff=cutoff)), "")
 
 
 def located_fault(source: object, place: Place, message: str) -> Fault:

@@ -35,6 +35,9 @@ _PLAIN_TAGS = ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
 _ODD_NUMBER = re.compile(r"[-+]?(?:0[0-9_]+|[0-9_]+(?::[0-9]+)+)")
 """An integer in base 8 or 60, where most who write it mean another."""
 
+_POWER_OF_TEN = re.compile(r"[-+]?[0-9][0-9_]*(?:\.[0-9_]*)?[eE][-+]?[0-9]+")
+"""A number such as 1e3, which is a text in YAML 1.1, and a number for OmegaConf and YAML 1.2."""
+
 _LINE_BREAK = re.compile("\r\n|[\r\n\x85\u2028\u2029]")
 """What ends a line for YAML."""
 
@@ -191,6 +194,7 @@ class _Reader:
             return self._mapping(node, place)
         if isinstance(node, yaml.SequenceNode):
             return [self.value(item, (*place, index)) for index, item in enumerate(node.value)]
+        assert isinstance(node, yaml.ScalarNode)
         return self._scalar(node)
 
     def _mapping(self, node: yaml.MappingNode, place: Place) -> dict[Any, Any]:
@@ -229,13 +233,15 @@ class _Reader:
             merged = {**found, **merged}
         return merged
 
-    def _scalar(self, node: yaml.Node) -> Any:
+    def _scalar(self, node: yaml.ScalarNode) -> Any:
         try:
             value = self._constructor.construct_object(node)
         except (ValueError, OverflowError):  # the date 2024-13-01, an int of 5000 digits
             kind = node.tag.rpartition(":")[2]
             what = f"{shown_text(node.value)} can't be read as {'a date' if kind == 'timestamp' else kind}"
             raise _refused(node, f"{what}; put it in quotes if it is meant as a text") from None
+        if not self._ours and node.style is None and _POWER_OF_TEN.fullmatch(node.value):
+            return float(node.value)
         if self._ours and type(value) is int and _ODD_NUMBER.fullmatch(node.value):
             return OddNumber.of(node.value, value)
         return value
