@@ -44,13 +44,39 @@ class TestWordsOfOtherSystems:
             ("job", "resources", "a component, in the list of components"),
             ("job", "workers", "a component, in the list of components"),
             ("job", "component_placement", "a component, in the list of components"),
+            ("job", "backoff_base", "restart"),
+            ("pool", "label_rules", "preemption"),
+            ("pool", "idle_ttl", "pg_pool"),
         ],
     )
     def test_a_key_of_another_level_is_sent_there(self, where: str, key: str, belongs: str) -> None:
         component = {"name": "a", "actor": "m:C"} | ({key: 1} if where == "component" else {})
         job = {"name": "j", "pool": "p", "components": [component]} | ({key: 1} if where == "job" else {})
         with pytest.raises(InvalidInput, match=re.escape(f"unknown key {key}; it belongs to {belongs}")):
-            job_spec(job)
+            pool_spec({"name": "p", key: 1}) if where == "pool" else job_spec(job)
+
+    @pytest.mark.parametrize(
+        ("key", "meant"),
+        [
+            ("memroy", "memory"),
+            ("Memory", "memory"),
+            ("gpu_memroy", "gpu_memory"),
+            ("gpu_modle", "gpu_model"),
+            ("gpumemory", "gpu_memory"),
+        ],
+    )
+    def test_a_misspelt_resource_is_no_custom_one_that_is_nowhere(self, key: str, meant: str) -> None:
+        amount = "H100" if meant == "gpu_model" else "4GiB"
+        component = {"name": "a", "actor": "m:C", "resources": {"gpu": 1, key: amount}}
+        with pytest.raises(InvalidInput) as caught:
+            job_spec({"name": "j", "pool": "p", "components": [component]})
+        (fault,) = caught.value.faults
+        assert fault.message == f"{key} is not a resource; did you mean {meant}?"
+
+    @pytest.mark.parametrize("key", ["tpu", "npu", "gpu2", "license", "slots"])
+    def test_a_custom_resource_may_be_called_otherwise(self, key: str) -> None:
+        component = {"name": "a", "actor": "m:C", "resources": {key: 1}}
+        assert dict(job_spec({"name": "j", "pool": "p", "components": [component]}).components[0].resources.items())
 
     @pytest.mark.parametrize(
         ("key", "here"),

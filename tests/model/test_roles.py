@@ -119,6 +119,8 @@ class TestAPreset:
         [
             ("roles: {a: {gpu: 1.5}}", "roles.a.gpu", "only whole ones"),
             ("roles: {a: {max_concurrency: 0}}", "roles.a.max_concurrency", "1 to 10000"),
+            ("roles: {a: {cpu: 1, max_concurency: 3}}", "roles.a.max_concurency", "did you mean max_concurrency?"),
+            ("roles: {a: {resources: {cpu: 1}}}", "roles.a.resources", "a role holds its amounts itself"),
             ("roles: {a: 3}", "roles.a", "not a mapping"),
             ("roles: {'x/y': {cpu: 1}}", 'roles["x/y"]', "not a name"),
             ("roles: {a: {cpu: 1}, a: {cpu: 2}}", "roles.a", "twice"),

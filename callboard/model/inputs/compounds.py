@@ -6,6 +6,7 @@ worker: ``google.protobuf.Struct`` would turn 4 into 4.0.
 
 from __future__ import annotations
 
+import difflib
 import json
 import math
 import re
@@ -223,19 +224,27 @@ def _resource_name(resource: str) -> str:
         raise Refused(
             f"{shown_text(resource)} is not a resource; use cpu, gpu, memory, gpu_memory or {names.NAME_PATTERN}"
         )
-    if resource.lower() in names.OWN_RESOURCES and resource != resource.lower():
-        raise Refused(f"{resource} is not a resource; did you mean {resource.lower()}?")
+    if near := _misspelt(resource):
+        raise Refused(f"{resource} is not a resource; did you mean {near}?")
     if resource in names.GPU_SELECTORS:
         raise Refused(f"{resource} says which GPUs a worker may have; only the resources of workers can have it")
     return name(resource)
 
 
+def _misspelt(resource: str) -> str:
+    """The resource that is meant by a name that is nearly its own: as a custom one it would be on no node."""
+    word = resource[:80].lower()
+    if word in names.OWN_RESOURCES:
+        return "" if resource == word else word
+    known = [each for each in sorted(names.OWN_RESOURCES) if len(each) > 3]  # gpu2 and tpu are others
+    return next(iter(difflib.get_close_matches(word, known, n=1, cutoff=0.82)), "")
+
+
 def _amount(resource: str, value: object) -> int:
-    if resource.lower() in names.GPU_SELECTORS:
-        return 0  # refused by its name
-    resource = names.RESOURCES_ELSEWHERE.get(
-        resource.lower(), resource
-    )  # so is this, and its amount is read all the same
+    # One that is refused by its name is read as what it is meant for.
+    resource = names.RESOURCES_ELSEWHERE.get(resource.lower()) or _misspelt(resource) or resource
+    if resource in names.GPU_SELECTORS:
+        return 0
     amount = value.amount if isinstance(value, Exact) else _parsed_amount(resource, value)
     most = MAX_MEMORY_BYTES if resource in IN_BYTES else MAX_MILLI
     if amount < 0:

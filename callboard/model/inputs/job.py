@@ -77,7 +77,7 @@ class JobInput(Input, of=JobSpec):
             "nodeSelector": "node_selector",
         }
     )
-    neighbours = MappingProxyType({ComponentInput: "a component, in the list of components"})
+    neighbours = MappingProxyType({ComponentInput: "a component, in the list of components", RestartPolicy: "restart"})
     internal = frozenset({"placement_config", "placement_source", "placement_revision"})
 
     before = MappingProxyType({"owner": _owner, "wait_for_nodes": _wait, "components": _components})

@@ -48,9 +48,11 @@ class PoolInput(Input, of=PoolSpec):
             "max_dynamic_pgs": "pg_pool: {max_dynamic: …}",
             "enable_pg_reuse": "pg_pool: {reuse: …}",
             "label_preemption_rules": "preemption: {label_rules: …}",
+            **{amount: f"nominal: {{{amount}: …}}" for amount in ("cpu", "gpu", "memory")},
             "stopPolicy": "stop_policy",
         }
     )
+    neighbours = MappingProxyType({PgPoolSpec: "pg_pool", PolicyOverrides: "preemption"})
 
 
 class PolicyInput(Input, of=PolicyOverrides):

@@ -16,7 +16,8 @@ presets, ``callboard plan`` also the nodes, ``callboard up`` all of it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,7 +25,7 @@ from typing import Annotated, Any
 from callboard.model.cluster_text import NodeText, parse_cluster
 from callboard.model.faults import Fault, InvalidInput
 from callboard.model.inputs.compounds import resources, table
-from callboard.model.inputs.located import Misfit, Misfits, Refused, each, raise_any, shown
+from callboard.model.inputs.located import Misfit, Misfits, Refused, each, raise_any, shown, shown_text
 from callboard.model.inputs.pool import PoolInput
 from callboard.model.inputs.reading import Input, check, read
 from callboard.model.inputs.scalars import text, whole
@@ -76,10 +77,12 @@ def _preset(stated: Any) -> RolePreset:
     """The preset that these keys make, without its name."""
     if not isinstance(stated, Mapping):
         raise Refused(f"{shown(stated)} is not a mapping; write e.g. {{cpu: 2, gpu: 1, max_concurrency: 1}}")
-    misfits: list[Misfit] = []
+    own = ("max_concurrency", "profile")
     amounts: Resources | None = None
+    strange = {key: _unlike_amounts(key, own) for key in stated if isinstance(key, str) and key not in own}
+    misfits = [Misfit((key,), why) for key, why in strange.items() if why]
     try:
-        amounts = resources({key: value for key, value in stated.items() if key not in ("max_concurrency", "profile")})
+        amounts = resources({key: value for key, value in stated.items() if key not in own and not strange.get(key)})
     except Misfits as error:
         misfits.extend(error.found)
     limit = each("max_concurrency", whole(1, 10_000).read, stated.get("max_concurrency", DEFAULT_CONCURRENCY), misfits)
@@ -87,6 +90,14 @@ def _preset(stated: Any) -> RolePreset:
     if amounts is None or limit is None or profile is None or misfits:
         raise Misfits(misfits)
     return RolePreset("", amounts, limit, profile)
+
+
+def _unlike_amounts(key: str, own: Sequence[str]) -> str:
+    """Why a key of a role is no resource, where it would be one of its own that no node has."""
+    if key == "resources":
+        return "is not a resource; a role holds its amounts itself, as in {cpu: 2, gpu: 1}"
+    near = difflib.get_close_matches(key[:80].lower(), own, n=1, cutoff=0.8)
+    return f"unknown key {shown_text(key)}; did you mean {near[0]}?" if near else ""
 
 
 def _pools(value: object) -> tuple[PoolSpec, ...]:
