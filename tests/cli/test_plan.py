@@ -57,6 +57,16 @@ class TestTheExamples:
     def test_are_all_tried(self) -> None:
         assert {path.stem for path in PLANS.iterdir()} == {"small", "medium", "large"}
 
+    def test_a_text_that_is_not_utf_8_says_so(self, tmp_path: Path) -> None:
+        (tmp_path / "job.yaml").write_bytes("name: j".encode("utf-16"))
+        for shown in (
+            invoke(str(tmp_path / "job.yaml")),
+            CliRunner().invoke(app, ["plan", "-"], input=b"\xff\xfe"),
+            CliRunner().invoke(app, ["placement", "show", "-", "--nodes", "4"], input=b"\xff\xfe"),
+        ):
+            assert shown.exit_code == 2
+            assert "save it as utf-8" in shown.output.lower()
+
     def test_are_read_by_people_too(self) -> None:
         shown = invoke(str(PLANS / "small.yaml")).stdout
         assert "small needs 14 CPU, 1 GPU." in shown

@@ -69,6 +69,14 @@ def test_the_column_is_the_one_in_the_file(text: str) -> None:
             of("a: {node_group: g, placement: 0}", groups="[{label: g, node_ranks: 0, hardware: {typ: Franka}}]"),
             ["did you mean type?"],
         ),
+        (of("a: {gpus: 0-3}"), ["did you mean placement?"]),
+        (of("a: {group: g, placement: 0}", groups="[{name: g, node_ranks: 0}]"), ["mean node_group?", "mean label?"]),
+        (of("a: '???'"), ["it marks a value that is still missing"]),
+        ("runner: {task_typ: reasoning}\n" + of("a: 0"), ["did you mean task_type?"]),
+        (
+            "runner: {task_type: reasoning}\nrollout: {tensor_paralel_size: 2}\n" + of("'actor,rollout,reward': 0-1"),
+            ["did you mean tensor_parallel_size?"],
+        ),
         ("clusters:\n  component_placement: {a: 0}\n", ["is this meant as cluster?"]),
         ("Component-Placement: {a: 0}\n", ["is this meant as component_placement?"]),
         (of("a: 1-4:0-1"), ["all of a process are on one; the last rank of node 0 is 3"]),
@@ -82,6 +90,13 @@ def test_one_mistake_is_told_once_with_what_was_meant(text: str, said: list[str]
     found = faults(text, "4+4")
     assert len(found) == len(said)
     assert all(fault.line and fault.message.find(end) >= 0 for fault, end in zip(found, said, strict=True))
+
+
+@pytest.mark.parametrize("nodes", ["4+4", "[{accelerators: 4}, {accelerators: 4}]"])
+def test_nodes_may_stand_beside_the_cluster_too(nodes: str) -> None:
+    assert plan(f"nodes: {nodes}\n" + of("a: all"), None).workers[-1].placement.cluster_node_rank == 1
+    (fault,) = faults("nodes: [{gpu: 8}]\n" + of("a: {node_group: node, placement: 0}"))
+    assert "did you mean accelerators?" in fault.message
 
 
 @pytest.mark.parametrize(

@@ -77,15 +77,15 @@ def read_text(file: Path) -> str:
     Raises:
         CommandFailed: it can't be read.
     """
-    if str(file) == "-":
-        return typer.get_text_stream("stdin").read()
+    name = "The input" if str(file) == "-" else str(file)
     try:
-        return file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", None) or str(error)
-        raise CommandFailed(
-            f"{file} can't be read.", f"{why}.", "Name a YAML or JSON file, or - for the input.", BAD_INPUT
-        ) from error
+        return typer.get_text_stream("stdin").read() if str(file) == "-" else file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        why, remedy = "It is not UTF-8 text.", "Save it as UTF-8."
+        raise CommandFailed(f"{name} can't be read.", why, remedy, BAD_INPUT) from error
+    except OSError as error:
+        remedy = "Name a YAML or JSON file, or - for the input."
+        raise CommandFailed(f"{name} can't be read.", f"{error.strerror or error}.", remedy, BAD_INPUT) from error
 
 
 def rl_config(name: str, config_path: Path | None, overrides: Sequence[str]) -> tuple[str, str]:
@@ -134,7 +134,8 @@ def load_config(name: str, config_path: Path | None, overrides: Sequence[str] = 
         text = file.read_bytes().decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         why = f"{error.strerror}." if isinstance(error, OSError) else "It is not UTF-8 text."
-        raise CommandFailed(f"The config {file} can't be read.", why, "Name another.", BAD_INPUT) from error
+        remedy = "Name another." if isinstance(error, OSError) else "Save it as UTF-8."
+        raise CommandFailed(f"The config {file} can't be read.", why, remedy, BAD_INPUT) from error
     try:
         own = read_yaml(text, ours=False)
     except InvalidInput as error:

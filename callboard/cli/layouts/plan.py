@@ -20,7 +20,7 @@ from callboard.model.inputs.located import Misfits
 from callboard.model.inputs.placement_config import KEY
 from callboard.model.inputs.reading import faults_of
 from callboard.model.inputs.scalars import plain_number
-from callboard.model.inputs.source import SourceMapping, read_yaml
+from callboard.model.inputs.source import SourceMapping, read_yaml, why_unreadable
 from callboard.model.quantities import IN_BYTES, NOTHING, Resources, total
 from callboard.model.roles import PRESETS, RoleFile, member_names
 from callboard.model.specs import ComponentSpec, JobSpec
@@ -232,11 +232,9 @@ def _amounts(resources: Resources) -> dict[str, int | float]:
 
 
 def _read(file: Path) -> SourceMapping:
-    if str(file) == "-":
-        return read_yaml(typer.get_text_stream("stdin").read())
     try:
-        text = file.read_text(encoding="utf-8")
+        text = typer.get_text_stream("stdin").read() if str(file) == "-" else file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", None) or str(error)
-        raise InvalidInput([Fault(str(file), f"can't be read: {why}")]) from error
+        name = "the input" if str(file) == "-" else str(file)
+        raise InvalidInput([Fault(name, f"can't be read: {why_unreadable(error)}")]) from error
     return read_yaml(text)

@@ -29,7 +29,7 @@ from callboard.model.inputs.located import Misfit, Misfits, Refused, each, raise
 from callboard.model.inputs.pool import PoolInput
 from callboard.model.inputs.reading import Input, check, read
 from callboard.model.inputs.scalars import text, whole
-from callboard.model.inputs.source import read_yaml
+from callboard.model.inputs.source import read_yaml, why_unreadable
 from callboard.model.quantities import Resources
 from callboard.model.roles import PRESETS, RoleFile, RolePreset
 from callboard.model.schema import Kind
@@ -64,7 +64,7 @@ def read_role_file(path: Path) -> RoleFile:
     try:
         written = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidInput([Fault("roles", f"{path} can't be read: {error}")]) from error
+        raise InvalidInput([Fault("roles", f"{path} can't be read: {why_unreadable(error)}")]) from error
     return role_file(read_yaml(written))
 
 

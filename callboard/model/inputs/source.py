@@ -141,6 +141,13 @@ def read_yaml(text: str, *, ours: bool = True) -> SourceMapping:
     return SourceMapping(values, reader.positions, text)
 
 
+def why_unreadable(error: OSError | UnicodeDecodeError) -> str:
+    """Why the text of a file can't be had, as the end of a sentence."""
+    if isinstance(error, UnicodeDecodeError):
+        return "it is not UTF-8 text; save it as UTF-8"
+    return error.strerror or str(error)
+
+
 @contextmanager
 def _refusing(text: str) -> Iterator[None]:
     """What PyYAML raises becomes a fault of the text."""

@@ -119,6 +119,7 @@ _MISREADINGS: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"[0-9]\s*(?:\.\.|[\u2010-\u2015~]|to)\s*[0-9]", re.IGNORECASE), "a range is written with '-'"),
     (re.compile(r"[0-9]\s*[;/|+&\s]\s*[0-9]"), "commas part the segments"),
     (re.compile(r"(?:gpu|cuda|node|rank)\W*[0-9]", re.IGNORECASE), "ranks are plain numbers"),
+    (re.compile(r"^\?\?\?$"), "it marks a value that is still missing"),
     (re.compile(r"\*"), "all resources are 'all'"),
     (re.compile(r"[0-9]\s*-\s*$|[0-9]\s*-\s*-"), "a range has two ends, and none is counted from the back"),
 )

@@ -30,7 +30,7 @@ from callboard.placement.config.entries import EntryReader
 from callboard.placement.source import fields
 from callboard.placement.source.diagnostics import Report, Where, capped
 from callboard.placement.source.document import Document, open_document
-from callboard.placement.source.tree import Items, Leaf, kind_of
+from callboard.placement.source.tree import Items, Leaf, Table, Value, kind_of
 
 MAX_NODES = 100_000
 """Largest ``num_nodes``."""
@@ -130,6 +130,8 @@ class _Reader:
         """The nodes that may be used: ``num_nodes`` of those that are there (rule 11)."""
         report = self._report
         nodes = self._section.value("nodes")
+        if nodes is None:
+            nodes = self._document.value("nodes")  # a job describes them beside its cluster
         if given is None and nodes is not None:
             given = described_nodes(nodes, report)
         if given is None:
@@ -159,8 +161,8 @@ class _Reader:
         defective: set[str] = set()
         entries = tuple(EntryReader(self._document, self._section, report).entries())
         sizes, size_where = self._sizes(entries)
-        recompute = self._document.value("algorithm", "recompute_logprobs")
         parallel = self._task_type in MODEL_PARALLEL
+        recompute = self._deciding("algorithm", "recompute_logprobs") if parallel else None
         return PlacementConfig(
             entries=entries,
             groups=node_groups(groups, cluster, report, defective) if groups is not None and cluster else (),
@@ -172,9 +174,7 @@ class _Reader:
             task_type=self._task_type,
             sizes=sizes,
             recompute_logprobs=(
-                fields.flag(recompute, "algorithm.recompute_logprobs", report)
-                if recompute is not None and parallel
-                else None
+                fields.flag(recompute, "algorithm.recompute_logprobs", report) if recompute is not None else None
             ),
             gpus_where=self._section.place("num_gpus_per_node", "gpus_per_node"),
             size_where=size_where,
@@ -201,7 +201,7 @@ class _Reader:
         """``runner.task_type`` in RLinf's present words; a misspelt one would place everything in another way."""
         if reasoning is False:
             return ""
-        value = self._document.value("runner", "task_type")
+        value = self._deciding("runner", "task_type")
         if isinstance(value, Leaf) and not value.problem:
             read = value.text.strip()
         else:
@@ -218,6 +218,17 @@ class _Reader:
             said = f"unknown task type {shown_text(found)}; did you mean {near[0]}?"
             self._report.fault(value.where, said, read=found, allowed=", ".join(TASKS), nearest=near[0])
         return found
+
+    def _deciding(self, *path: str) -> Value | None:
+        """A value outside of ``cluster`` that decides where components are. Misspelt it is a fault, for it would be
+        passed over among the hundreds of keys that decide nothing."""
+        value = self._document.value(*path)
+        around = self._document.value(*path[:-1]) if value is None else None
+        for key, _ in around.entries if isinstance(around, Table) else ():
+            if difflib.get_close_matches(key.text[:80], path[-1:], n=1, cutoff=0.9) and key.text != path[-1]:
+                said = f"unknown key {shown_text(key.text)}; did you mean {path[-1]}?"
+                self._report.fault(key.where, said, read=key.text, allowed=path[-1], nearest=path[-1])
+        return value
 
     def _warn_of_defaults(self) -> None:
         """Whole configs that are made of several say their task in one of them, and only one is read here."""
@@ -244,7 +255,7 @@ class _Reader:
         found: list[tuple[str, int]] = []
         places: list[tuple[str, Where]] = []
         for name, path in {**_SIZES, **further}.items():
-            value = self._document.value(*path)
+            value = self._deciding(*path)
             size = fields.whole(value, 1, 1_000_000, path[-1], self._report) if value is not None else None
             if value is not None and size is not None:
                 found.append((name, size))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import TypedDict, Unpack
 
 from callboard.model.faults import Fault, InvalidInput
@@ -115,9 +116,26 @@ def capped(faults: Iterable[Fault]) -> list[Fault]:
     return [*ordered[:MAX_FAULTS], Fault("", f"and {len(ordered) - MAX_FAULTS} more faults")]
 
 
+_ELSEWHERE: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        **dict.fromkeys(("gpu", "gpus"), ("placement", "accelerators")),
+        **dict.fromkeys(("rank", "ranks"), ("placement", "node_ranks")),
+        **dict.fromkeys(("gpu_model", "gpu_type"), ("accelerator_type",)),
+        "name": ("label", "node_id"),
+        "nodes": ("node_ranks",),
+        "group": ("node_group", "label"),
+        "python": ("python_interpreter_path",),
+        "env": ("env_vars",),
+    }
+)
+"""Words that people use where the language has others, however alike they are to a third: gpu is no cpu."""
+
+
 def nearest_of(read: str, known: Iterable[str]) -> str:
     """The known word that ``read`` most likely means; empty: none is near."""
     words = list(known)
+    if elsewhere := next((word for word in _ELSEWHERE.get(read.lower(), ()) if word in words), ""):
+        return elsewhere
     folded = {word.lower().replace("-", "_"): word for word in words}
     found = difflib.get_close_matches(read[:80].lower().replace("-", "_"), list(folded), n=1)
     return folded[found[0]] if found else ""
