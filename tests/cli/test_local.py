@@ -54,6 +54,21 @@ def test_sigterm_while_it_starts_leaves_nothing(machine: Machine, after: str) ->
     assert not machine.run_dir.exists()
 
 
+def test_down_ends_a_controller_that_was_started_again_by_hand_as_status_advises(machine: Machine) -> None:
+    machine.run("up", "--runtime", "process", "--agents", "1", "--port", str(free_port()), "--detach")
+    (record,) = machine.clusters()
+    controller = next(entry.process for entry in record.processes if entry.role == "controller")
+    send_signal(controller, signal.SIGKILL)
+    wait_gone([controller], 10)
+    state_dir = str(record.directory / "controller")
+    again = machine.start("controller", "--listen", record.controller, "--state-dir", state_dir, "--metrics", "none")
+    wait_for_line(again, "listening")
+    ended = machine.run("down", record.directory.name)
+    assert ended.returncode == 0, ended.stderr
+    assert again.wait(10) == 0
+    assert not machine.run_dir.exists()
+
+
 def test_a_second_ctrl_c_hurries(machine: Machine) -> None:
     up = machine.up("--agents", "1")
     (record,) = machine.clusters()

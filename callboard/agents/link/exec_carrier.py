@@ -153,7 +153,9 @@ async def _to_controller(reader: asyncio.StreamReader, stream: _Stream) -> None:
             kind, size = HEADER.unpack(await reader.readexactly(HEADER.size))
             content = await reader.readexactly(size if size <= PIECE_BYTES else 0)
         except (asyncio.IncompleteReadError, ConnectionError):
-            await _tell_end(_no("its worker ended, and the program with it", _KILLED), stream)
+            await _tell_end(
+                _no("its worker ended, or the process that kept it was killed; it ended with that", _KILLED), stream
+            )
             return
         if kind == END:
             await _tell_end(common_pb2.ExecEnd(**json.loads(content)), stream)

@@ -14,14 +14,14 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from callboard.cli.local.children import StillRunning, end_politely, kill_trees
-from callboard.cli.local.cluster_lock import ClusterGone, take_cluster_lock
+from callboard.cli.local.cluster_lock import LOCK_NAME, ClusterGone, take_cluster_lock
 from callboard.cli.local.plan import network_of
 from callboard.cli.local.ports import is_taken, listeners, listening_in
 from callboard.cli.local.records import UP_ROLE, remove_directory
 from callboard.cli.show.exits import CommandFailed
 from callboard.client.clusters import CONTROLLER_ROLE, ClusterRecord, read_record, recorded_clusters
-from callboard.security.places import Held
-from callboard.security.processes import ProcessId, descendants, marked, process_table
+from callboard.security.places import Held, take_lock
+from callboard.security.processes import ProcessId, descendants, identify, marked, process_table
 
 AGENT_GRACE_S = 25.0
 """How long agents may take to stop workers and Ray. Above the 20 s after which they give up
@@ -88,6 +88,7 @@ async def end_cluster(record: ClusterRecord, *, hurry: asyncio.Event) -> None:
 async def _end_recorded(record: ClusterRecord, *, hurry: asyncio.Event) -> None:
     programs = [entry for entry in record.processes if entry.role != UP_ROLE]
     controllers = [entry.process for entry in programs if entry.role == CONTROLLER_ROLE]
+    controllers += [process for process in _started_again(record.directory) if process not in controllers]
     agents = [entry.process for entry in programs if entry.role != CONTROLLER_ROLE]
     tree = set(descendants([*agents, *controllers], process_table()))
     # Ray's head is on the first node: the others' Ray would wait for it in vain if it went first.
@@ -97,6 +98,18 @@ async def _end_recorded(record: ClusterRecord, *, hurry: asyncio.Event) -> None:
     remove_directory(record.directory)
     if left:
         raise Leftovers(left)
+
+
+def _started_again(directory: Path) -> list[ProcessId]:
+    """Who holds the state of the cluster: where the controller had ended, one that was started again by hand."""
+    try:
+        os.close(take_lock(directory / "controller" / LOCK_NAME, "`callboard down`"))
+    except Held as error:
+        process = identify(int(error.holder)) if error.holder.isdigit() else None
+        return [process] if process is not None else []
+    except OSError:  # There is no state of its own any more.
+        pass
+    return []
 
 
 async def _what_is_left(record: ClusterRecord, tree: set[ProcessId]) -> list[str]:

@@ -65,7 +65,7 @@ def _print(console: Console, indent: int, line: str) -> None:
 def _lines(step: Step) -> Iterator[tuple[int, str]]:
     """One decision for a reader: lines and how far each is indented."""
     if step.decision is None:
-        yield 0, f"{step.revision}  {len(step.changes)} changes from before decisions were kept"
+        yield 0, f"{step.revision}  changes without a decision that was kept: {len(step.changes)}"
         return
     event = step.decision.event
     at = datetime.fromtimestamp(event.now_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")

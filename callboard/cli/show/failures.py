@@ -20,7 +20,7 @@ from callboard.client.errors import (
     WaitTimeout,
 )
 from callboard.model.faults import InvalidInput
-from callboard.security.contexts import BadContext
+from callboard.security.contexts import BadContext, current_context
 from callboard.security.places import UnsafeRunDirectory
 from callboard.security.tokens import TOKEN_FILE_VARIABLE, TOKEN_VARIABLE, BadToken
 from callboard.wire.refusals import (
@@ -41,22 +41,6 @@ from callboard.wire.refusals import (
     Unavailable,
     Unschedulable,
 )
-
-EXPECTED = (
-    BadToken,
-    CommandFailed,
-    CallboardError,
-    InvalidInput,
-    JobEnded,
-    NoController,
-    NoRay,
-    NoResult,
-    RequestTooLarge,
-    SeveralControllers,
-    UnsafeRunDirectory,
-    WaitTimeout,
-)
-"""Errors that a person can do something about. Anything else is a defect and shows its traceback."""
 
 
 def failure_of(error: Exception) -> Failure:
@@ -155,7 +139,7 @@ def _older(error: OlderController) -> Failure:
 def _unavailable(error: CallboardError) -> Failure:
     reason = error.error.reason
     if reason is ErrorReason.STORE_FAILED:
-        remedy = "Look at the controller's log and at the disk of its state directory; then restart it."
+        remedy = "Look at the log of the controller and at the disk of its state directory."
     elif reason is ErrorReason.STOPPING:
         remedy = "It is being stopped; try again once it runs again."
     else:
@@ -256,6 +240,9 @@ def _not_authenticated(error: CallboardError) -> Failure:
     used = next((name for name in (TOKEN_FILE_VARIABLE, TOKEN_VARIABLE) if os.environ.get(name)), "")
     if used:
         remedy = f"The token of {used} was sent; unset it where the controller is your own. {remedy}"
+    elif (context := current_context()) is not None:
+        remedy = f"Context {context.name} is in use: log in again with `callboard login`, or leave it with "
+        remedy += "`callboard --context none`"
     return Failure("The controller does not know who is calling; nothing was done.", _sentence(why), _sentence(remedy))
 
 
@@ -371,3 +358,6 @@ _DESCRIPTIONS: tuple[tuple[type[Exception], Callable[..., Failure]], ...] = (
     (WaitTimeout, _wait_timeout),
     (UnsafeRunDirectory, _unsafe),
 )
+
+EXPECTED = tuple(kind for kind, _ in _DESCRIPTIONS)
+"""Errors that a person can do something about. Anything else is a defect and shows its traceback."""

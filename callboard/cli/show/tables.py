@@ -35,6 +35,10 @@ STATE_STYLES: Mapping[str, str] = {
 }
 
 
+_NAME_WIDTH = 32
+"""Longer names are folded where the terminal is narrow."""
+
+
 def state_text(state: str) -> Text:
     return Text(state, style=STATE_STYLES.get(state, ""))
 
@@ -46,9 +50,13 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[RenderableType]], *, r
         rows: a cell per heading.
         right: headings of columns that are aligned to the right.
     """
+    rows = list(rows)
+    # What a row is called stays in one piece, to be copied; the rest gives way to it.
+    longest = max((len(str(row[0])) for row in rows), default=0)
     built = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", show_edge=False)
-    for column in columns:
-        built.add_column(column, justify="right" if column in right else "left", overflow="fold")
+    for number, column in enumerate(columns):
+        whole = number == 0 and longest <= _NAME_WIDTH
+        built.add_column(column, justify="right" if column in right else "left", overflow="fold", no_wrap=whole)
     for row in rows:
         built.add_row(*row)
     return built
