@@ -35,6 +35,8 @@ from callboard.security.processes import identify
 
 Result = TypeVar("Result")
 
+_EXPECTED: tuple[type[Exception], ...] = (*EXPECTED, RayFailed, TimeoutError)
+
 READY_S = 90.0
 JOIN_S = 60.0
 """How long a Ray node may take to join: 5 s on a quiet machine."""
@@ -134,7 +136,7 @@ async def _trained(
         await job.complete("the demonstration is over")
         await job.finished(FOLLOW_S)
         result.checks += [(fault, False) for fault in loop.faults]
-    except (*EXPECTED, RayFailed, TimeoutError) as error:
+    except _EXPECTED as error:
         said = failure_of(error)
         result.checks.append((f"{said.what} {said.why}", False))
 

@@ -32,7 +32,7 @@ _ANSWER_S = 3.0
 
 _CURRENT_CLUSTER = Path("/tmp/ray/ray_current_cluster")  # noqa: S108 - where Ray notes the one started last.
 
-EXPECTED_IN_ACTS = (*EXPECTED, RayFailed, TimeoutError)
+EXPECTED_IN_ACTS: tuple[type[Exception], ...] = (*EXPECTED, RayFailed, TimeoutError)
 """What can go wrong in an act without being a defect of the demonstration: the act failed."""
 
 

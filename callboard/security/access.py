@@ -16,7 +16,7 @@ from callboard.model.log import structlog
 from callboard.security.caller_roles import ANYBODY, GUEST, OWNER, Identity, Role
 from callboard.security.dialing import AUTHORIZATION, SCHEME
 from callboard.security.grants import GRANTS_NAME, Grant, read_grants
-from callboard.security.issued import ISSUED_NAME, LOCAL, read_issued
+from callboard.security.issued import ISSUED_NAME, LOCAL, maker_of, read_issued
 from callboard.security.places import UnsafeFile
 from callboard.security.signed_tokens import SignedTokenRules, SignedTokens, looks_signed
 from callboard.security.tls import certified, version
@@ -166,10 +166,12 @@ class Access:
         if found is None:
             return None
         if found.serial in self._revoked or self._wall_s() >= found.expires_s:
-            what = "was revoked" if found.serial in self._revoked else "has expired"
+            what, verb = "has expired", "`callboard certs renew`"
+            if found.serial in self._revoked:
+                what, verb = "was revoked", maker_of(found.identity.role)
             raise NotAuthenticated(
                 f"the certificate of {found.identity.name} {what}. Ask the person who runs the controller for a new "
-                "one (`callboard certs renew`)"
+                f"one ({verb})"
             )
         return None if found.identity.name == LOCAL else found.identity
 

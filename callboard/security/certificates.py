@@ -36,7 +36,16 @@ from cryptography.hazmat.primitives.serialization import (
 from callboard.model.frozen import dataclass
 from callboard.model.names import is_name
 from callboard.security.caller_roles import OWNER, Role
-from callboard.security.issued import AUTHORITY, ISSUED_NAME, LOCAL, SERVER, BadCertificate, Issued, read_issued
+from callboard.security.issued import (
+    AUTHORITY,
+    ISSUED_NAME,
+    LOCAL,
+    SERVER,
+    BadCertificate,
+    Issued,
+    maker_of,
+    read_issued,
+)
 from callboard.security.places import locked, make_private, read_private, write_private
 
 AUTHORITY_LASTS_MS = 10 * 365 * 86_400_000
@@ -214,9 +223,12 @@ def renew(directory: Path, name: str, *, lasts_ms: int = LASTS_MS) -> Issued:
         UnsafeFile, OSError: files can't be used.
     """
     with _changing(directory) as issued:
-        living = [each for each in issued if each.name == name and not each.revoked_ms]
-        if not living:
+        named = [each for each in issued if each.name == name]
+        living = [each for each in named if not each.revoked_ms]
+        if not named:
             raise BadCertificate(f"there is no certificate of {name}; `callboard certs list` shows those there are")
+        if not living:
+            raise BadCertificate(f"{name} was revoked; {maker_of(named[-1].role)} makes a new certificate")
         last = living[-1]
         if not last.folder:
             raise BadCertificate(

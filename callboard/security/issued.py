@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from callboard.model.frozen import dataclass
+from callboard.security.caller_roles import Role
 from callboard.security.places import UnsafeFile, read_private
 
 ISSUED_NAME = "issued.json"
@@ -56,3 +57,8 @@ def read_issued(directory: Path) -> list[Issued]:
         return [Issued(**each) for each in json.loads(read_private(path, most_bytes=_MAX_ISSUED_BYTES))["issued"]]
     except (ValueError, TypeError, KeyError) as error:
         raise UnsafeFile(path, f"is broken ({error}). Put a backup in its place.") from error
+
+
+def maker_of(role: str | None) -> str:
+    """The verb that makes a certificate of a role: one that was revoked is not renewed."""
+    return "`callboard certs agent`" if role == Role.AGENT else "`callboard certs client`"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import subprocess
@@ -9,10 +10,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 from rich.console import Console
 
 from callboard.cli.show.failures import failure_of
 from callboard.cli.show.tables import table
+from callboard.cli.show.verb_guard import unless_wrong
 from callboard.security.contexts import log_in
 from callboard.wire.refusals import NotAuthenticated
 
@@ -36,6 +39,12 @@ def test_whose_context_has_a_token_that_is_over_is_told_of_it(tmp_path: Path, mo
     assert failure_of(error).remedy == "Call it from the account that started it."
     log_in("lab", "127.0.0.1:7700", "cb_token", None)
     assert "Context lab is in use" in failure_of(error).remedy
+
+
+def test_a_file_that_can_not_be_written_is_told_in_words(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(typer.Exit), unless_wrong("clients", OSError):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), "/state/clients.json")
+    assert "  why: /state/clients.json: Read-only file system." in capsys.readouterr().err
 
 
 def test_names_stay_whole_where_the_terminal_is_narrow() -> None:

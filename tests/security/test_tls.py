@@ -178,8 +178,10 @@ async def test_a_client_goes_on_with_a_renewed_certificate(tmp_path: Path, monke
         async with Client(controller.address) as client:
             assert await client.list_pools() == []
             certificates.revoke(certs, "olga")
-            with pytest.raises(NotAuthenticated, match="revoked"):
+            with pytest.raises(NotAuthenticated, match=r"was revoked.*`callboard certs client`"):
                 await client.list_pools()
+            with pytest.raises(BadCertificate, match="olga was revoked; `callboard certs client` makes a new"):
+                certificates.renew(certs, "olga")
             certificates.issue(certs, "olga", Role.OPERATOR, tmp_path / "olga")
             assert await client.list_pools() == []
 

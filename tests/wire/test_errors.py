@@ -16,7 +16,7 @@ from google.protobuf import empty_pb2
 from callboard.model.faults import Fault, InvalidInput
 from callboard.scheduler.records.refusals import RefusalCode
 from callboard.v1 import errors_pb2
-from callboard.wire.errors import DETAILS_KEY, error_from_rpc, parse_error, status_of
+from callboard.wire.errors import DETAILS_KEY, error_from_rpc, parse_error, status_of, why_lost
 from callboard.wire.refusals import (
     KINDS,
     CallboardError,
@@ -163,6 +163,21 @@ class TestReading:
         error = error_from_rpc(Failed(grpc.StatusCode.NOT_FOUND, "gone", ((DETAILS_KEY, trailer),)))
         assert type(error) is NotFound
         assert error.error.reason is ErrorReason.UNSPECIFIED
+
+    @pytest.mark.parametrize(
+        ("said", "words"),
+        [
+            ("Socket closed", "closed the connection: it asks for TLS"),
+            ("Tls handshake failed: SSL_ERROR_SSL: WRONG_VERSION_NUMBER: Invalid", "does not speak TLS"),
+            ("Tls handshake failed: CERTIFICATE_VERIFY_FAILED: unable to get local issuer", "is of no authority"),
+            ("Peer name a.example is not in peer certificate", "is for other addresses"),
+        ],
+    )
+    def test_tls_on_one_side_only_or_of_another_authority_is_told_in_words(self, said: str, words: str) -> None:
+        details = f"failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:7700: {said}"
+        told = why_lost(grpc.StatusCode.UNAVAILABLE, details)
+        assert words in told
+        assert "ipv4" not in told
 
     def test_nothing_at_all(self) -> None:
         assert parse_error(Failed(None, None)) == CallError("UNKNOWN")

@@ -359,5 +359,5 @@ _DESCRIPTIONS: tuple[tuple[type[Exception], Callable[..., Failure]], ...] = (
     (UnsafeRunDirectory, _unsafe),
 )
 
-EXPECTED = tuple(kind for kind, _ in _DESCRIPTIONS)
+EXPECTED: tuple[type[Exception], ...] = tuple(kind for kind, _ in _DESCRIPTIONS)
 """Errors that a person can do something about. Anything else is a defect and shows its traceback."""

@@ -92,8 +92,11 @@ def unless_wrong(what: str, *kinds: type[Exception]) -> Iterator[None]:
         try:
             yield
         except kinds as error:
+            why = str(error)
+            if isinstance(error, OSError) and error.filename is not None:
+                why = f"{error.filename}: {error.strerror}"
             raise CommandFailed(
-                f"The {what} were left as they are.", f"{error}.", "Correct it and try again.", BAD_INPUT
+                f"The {what} were left as they are.", f"{why}.", "Correct it and try again.", BAD_INPUT
             ) from error
 
 
