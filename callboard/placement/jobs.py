@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import yaml
@@ -15,6 +15,7 @@ import yaml
 from callboard.model.describe import masked
 from callboard.model.inputs.located import Misfit, Misfits, Place
 from callboard.model.quantities import MILLI, format_milli, piece_name, pieces
+from callboard.model.roles import groups_of
 from callboard.model.specs import ComponentSpec, JobSpec, WorkerPlace
 from callboard.placement.cluster.cluster import Cluster
 from callboard.placement.layout.plan import PlacementPlan, PlannedComponent, PlannedWorker
@@ -54,19 +55,52 @@ def place_by(spec: JobSpec, plan: PlacementPlan) -> JobSpec:
     Raises:
         Misfits: what the job and its placement say differently.
     """
-    misfits = list(_misfits(spec, plan))
+    places = _places(spec, plan)
+    misfits = list(_misfits(spec, plan, places))
     if misfits:
         raise Misfits(misfits)
-    shares = hardware_shares(plan)
     components = tuple(
-        component
-        if component.name not in plan.by_name
-        else _with_places(component, plan.by_name[component.name], shares)
+        component if component.name not in places else _with_places(component, places[component.name])
         for component in spec.components
     )
     return replace(
         spec, components=components, placement_config=_kept(plan), placement_digest=digest_of(spec.placement_config)
     )
+
+
+def _places(spec: JobSpec, plan: PlacementPlan) -> dict[str, tuple[WorkerPlace, ...]]:
+    """The places of each component that the plan places."""
+    shares = hardware_shares(plan)
+    found = {name: tuple(place_of(worker, shares) for worker in part.workers) for name, part in plan.by_name.items()}
+    groups = [[spec.components[index].name for index in indexes] for indexes in groups_of(spec.components).values()]
+    together = {
+        name: _of_one_process(found[name], [found.get(each, ()) for each in names])
+        for names in groups
+        for name in names
+        if name in found
+    }
+    return found | together
+
+
+def _of_one_process(
+    own: tuple[WorkerPlace, ...], members: Sequence[tuple[WorkerPlace, ...]]
+) -> tuple[WorkerPlace, ...]:
+    """The places of a component that shares its processes with others: each process holds of its devices what the text
+    charges all that are in it. Where others have other places it is told by whoever joins them."""
+    if any(_held_at(places) != _held_at(own) for places in members):
+        return own
+    return tuple(
+        replace(
+            place,
+            devices=tuple((at, sum(dict(each.devices)[at] for each in alike)) for at, _ in place.devices),
+            hardware=tuple((piece, sum(dict(each.hardware)[piece] for each in alike)) for piece, _ in place.hardware),
+        )
+        for place, *alike in zip(own, *members, strict=True)
+    )
+
+
+def _held_at(places: Sequence[WorkerPlace]) -> list[object]:
+    return [(each.node_id, [at for at, _ in each.devices], [piece for piece, _ in each.hardware]) for each in places]
 
 
 def digest_of(text: str) -> str:
@@ -122,8 +156,7 @@ def _pieces_of(worker: PlannedWorker) -> list[str]:
     return [piece_name(unit.type, at) for unit, at in zip(worker.hardware, positions, strict=True)]
 
 
-def _with_places(component: ComponentSpec, planned: PlannedComponent, shares: PieceShares) -> ComponentSpec:
-    places = tuple(place_of(worker, shares) for worker in planned.workers)
+def _with_places(component: ComponentSpec, places: tuple[WorkerPlace, ...]) -> ComponentSpec:
     return replace(
         component,
         min_workers=len(places),
@@ -153,7 +186,7 @@ def place_of(worker: PlannedWorker, shares: PieceShares) -> WorkerPlace:
     )
 
 
-def _misfits(spec: JobSpec, plan: PlacementPlan) -> Iterable[Misfit]:
+def _misfits(spec: JobSpec, plan: PlacementPlan, places: Mapping[str, tuple[WorkerPlace, ...]]) -> Iterable[Misfit]:
     """What the job and its placement say differently."""
     known = {component.name for component in spec.components}
     for name in plan.by_name:
@@ -169,7 +202,7 @@ def _misfits(spec: JobSpec, plan: PlacementPlan) -> Iterable[Misfit]:
         if component.elastic:
             said = f"{component.name} has a placement, so its number of workers is fixed"
             yield Misfit((*place, "min_workers"), said)
-        elif component.places and _where(component.places) != _where(place_of(w, {}) for w in planned.workers):
+        elif component.places and _where(component.places) != _where(places[component.name]):
             # What a job says of itself has both, and equal, so it may be submitted again.
             said = f"{component.name} states places, and its placement gives others; state one of the two"
             yield Misfit((*place, "places"), said)

@@ -10,7 +10,12 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from callboard.cli.main import app
+from callboard.model.describe import job_to_mapping
+from callboard.model.inputs.groups import settled
+from callboard.model.inputs.job import job_spec
 from callboard.model.roles import PRESETS
+from callboard.placement import Cluster
+from callboard.placement.jobs import place_job
 
 PLANS = Path(__file__).parents[2] / "examples" / "plans"
 
@@ -207,6 +212,24 @@ class TestAPlacedJob:
         )
         found = planned("-", "--nodes", "4", text=text)
         assert [(each["component"], each["workers"]) for each in found["components"]] == [("g", 4), ("reward", 1)]
+
+    @pytest.mark.parametrize("members", [2, 3, 7])
+    def test_ft_b6_a_process_of_several_components_holds_what_each_of_them_is_charged(self, members: int) -> None:
+        """Else a part of its GPUs would be left for other jobs, or none of seven equal parts be that of the first."""
+        names = [f"c{number}" for number in range(members)]
+        job = {
+            "name": "j",
+            "pool": "p",
+            "components": [
+                {"name": name, "actor": "m:A", "component_placement": "0-3", "colocation_group": "g"} for name in names
+            ],
+        }
+        found = planned("-", "--nodes", "4", text=json.dumps(job))
+        assert (found["totals"]["gpu"], found["nodes"][0]["left"]["gpu"]) == (4, 0)
+        cluster = Cluster.from_nodes("4")
+        shown = job_to_mapping(settled(place_job(job_spec(job), cluster)))
+        again = settled(place_job(job_spec(shown), cluster))
+        assert [place.gpu_milli for place in again.components[0].places] == [1000] * 4
 
     @pytest.mark.parametrize(
         ("arguments", "old", "new", "words"),

@@ -302,7 +302,7 @@ class TestAColocationGroup:
             part(name, colocation_group="g", places=[{"node": "n1", "devices": [index]}])
             for index, name in enumerate("ab")
         ]
-        with pytest.raises(Misfits, match="differ from those of a"):
+        with pytest.raises(Misfits, match="differs from that of a"):
             settled(job(*parts))
 
 

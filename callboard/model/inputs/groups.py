@@ -128,8 +128,9 @@ def settled(spec: JobSpec, presets: Mapping[str, RolePreset] = PRESETS) -> JobSp
     misfits = unknown_roles([component.role for component in spec.components], presets)
     misfits += [
         Misfit(
-            ("components", index, "places"),
-            f"differ from those of {spec.components[indexes[0]].name}, with which it shares a process",
+            ("components", index, "component_placement" if spec.placement_config else "places"),
+            f"differs from that of {spec.components[indexes[0]].name}, with which it shares a process; "
+            "place them alike",
         )
         for indexes in groups_of(spec.components).values()
         for index in indexes[1:]
