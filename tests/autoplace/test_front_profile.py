@@ -159,6 +159,15 @@ class TestBadLines:
             "rank",
         ]
 
+    def test_a_missing_key_is_told_as_missing_and_a_misspelt_one_once(self) -> None:
+        with pytest.raises(InvalidInput) as caught:
+            read_timings(['{"gpus": 8}', '{"component": "a", "secnds": 1}'], "t")
+        assert [fault.message.partition(":")[0] for fault in caught.value.faults] == [
+            "component is required",
+            "seconds is required",
+            "unknown key 'secnds'; did you mean seconds?",
+        ]
+
     @pytest.mark.parametrize("seconds", ["1" + "0" * 400, "1e10", "1e400"])
     def test_no_number_is_too_large_to_be_refused(self, seconds: str) -> None:
         with pytest.raises(InvalidInput, match="is not a measured time"):

@@ -133,6 +133,27 @@ def test_an_edge_says_what_is_missing_and_what_was_meant(edge: object, found: di
 
 
 @pytest.mark.parametrize(
+    ("changes", "place", "says"),
+    [
+        ({"cluster": {"nodes": [8]}}, "cluster.nodes[0]", "8 is not a node; write e.g. {gpus: 8}"),
+        ({"cluster": {"nodes": True}}, "cluster.nodes", "is not a list; write 8+8, or"),
+        ({"chunks": 8}, "chunks", "unknown key chunks; it belongs to workflow"),
+        ({"workflow": {"components": {"a": 5}}}, "workflow.components.a", "5 is not a component; write e.g."),
+        (
+            {"workflow": {"components": {"a": {8: 5}}}},
+            "workflow.components.a",
+            "8 is not a text; keys are seconds_by_gpus",
+        ),
+    ],
+)
+def test_what_stands_in_another_shape_or_place_is_told_with_its_own(
+    changes: dict[str, Any], place: str, says: str
+) -> None:
+    found = faults_of(general(**changes))
+    assert says in found[place]
+
+
+@pytest.mark.parametrize(
     ("component", "place", "says"),
     [
         ({"secnds": {1: 8.0}}, "secnds", "did you mean seconds_by_gpus?"),
@@ -244,5 +265,5 @@ def test_faults_of_edges_are_told_beside_those_of_others() -> None:
 def test_nodes_may_be_a_text() -> None:
     listed = Problem.from_mapping(general(cluster={"nodes": [{"gpus": 2}, {"gpus": 2}, {"gpus": 1, "group": "h100"}]}))
     assert Problem.from_mapping(general(cluster={"nodes": "2+2+(1gpu:h100)"})).pools == listed.pools
+    assert Problem.from_mapping(general(cluster={"nodes": 2})).pools[0].gpu_ranks == (0, 1)
     assert "describes no node" in faults_of(general(cluster={"nodes": "2+x"}))["cluster.nodes"]
-    assert "is not a list; write 8+8" in faults_of(general(cluster={"nodes": 8}))["cluster.nodes"]

@@ -75,6 +75,8 @@ class CountsInput(Input):
 class ComponentInput(Input):
     """The keys of a component in the general form."""
 
+    example = "a component; write e.g. {seconds_by_gpus: {8: 59.9}}"
+
     seconds_by_gpus: SecondsTable | None = None
     seconds_by_pool: PoolTables | None = None
     scaling: Law | None = None
@@ -210,6 +212,8 @@ class WorkflowInput(Input):
 class NodeInput(Input):
     """The keys of a node of the cluster."""
 
+    example = "a node; write e.g. {gpus: 8}"
+
     gpus: CountOrNone
     memory_gib: HbmGib | None = None
     group: Label = ONE_POOL
@@ -218,10 +222,10 @@ class NodeInput(Input):
 
 def _described(value: object) -> object:
     """The nodes of a text such as ``8+8``, which ``--nodes`` takes too; a list as it is."""
-    if not isinstance(value, str):
+    if not isinstance(value, str | int) or isinstance(value, bool):
         return value
     try:
-        return [{"gpus": node.gpus, "group": node.gpu_model or ONE_POOL} for node in parse_cluster(value, "nodes")]
+        return [{"gpus": node.gpus, "group": node.gpu_model or ONE_POOL} for node in parse_cluster(str(value), "nodes")]
     except InvalidInput as error:
         raise Refused(error.faults[0].message) from None
 
@@ -270,6 +274,8 @@ class ClusterInput(Input):
 
 class GeneralInput(Input):
     """The general form."""
+
+    neighbours = MappingProxyType({WorkflowInput: "workflow"})
 
     workflow: Annotated[WorkflowInput, _of(WorkflowInput)]
     cluster: Annotated[ClusterInput, _of(ClusterInput)]

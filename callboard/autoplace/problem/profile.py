@@ -208,15 +208,17 @@ def _timing(line: str, faults: list[str]) -> Timing | None:
         faults.append(f"{shown(said)} is not an object with the keys {_KEYS}")
         return None
     # Recordings may say more than is read here, but no key may be another one misspelt.
+    meant: set[str] = set()
     for key in said:
         near = difflib.get_close_matches(key[:80].lower(), _FIELDS, n=1, cutoff=0.8) if key not in _FIELDS else []
         if near:
+            meant.add(near[0])
             faults.append(f"unknown key {shown_text(key)}; did you mean {near[0]}?")
     found = {"devices": [], **said}
     faults += [
-        f"{key}: {shown(found.get(key))} is not {what}"
+        f"{key} is required: {what}" if found.get(key) is None else f"{key}: {shown(found[key])} is not {what}"
         for key, (fits, what) in _FIELDS.items()
-        if not fits(found.get(key))
+        if not fits(found.get(key)) and key not in meant
     ]
     if faults:
         return None

@@ -14,6 +14,7 @@ from callboard.cli.show.exits import BAD_INPUT, CommandFailed
 from callboard.cli.show.verb_guard import failing_in_words, with_client
 from callboard.client.calls.watching import MISSING
 from callboard.client.client import Client
+from callboard.model.inputs.source import why_unreadable
 
 
 def run(source: str, *, warmup: int, workflow: bool, output: PlanOutput) -> None:
@@ -57,9 +58,9 @@ def _read(source: str) -> list[Timing]:
         with file.open(encoding="utf-8") as lines:
             return read_timings(lines, file.name)
     except (OSError, UnicodeDecodeError) as error:
-        raise CommandFailed(
-            f"The timings {file} can't be read.", f"{error}.", "Name another file.", BAD_INPUT
-        ) from error
+        why = why_unreadable(error)
+        said = f"{why[0].upper()}{why[1:]}."
+        raise CommandFailed(f"The timings {file} can't be read.", said, "Name another file.", BAD_INPUT) from error
 
 
 def _show(timings: Sequence[Timing], *, warmup: int, workflow: bool, output: PlanOutput) -> None:

@@ -181,7 +181,8 @@ def check(model: type[M], source: object) -> M:
         raise Misfits([Misfit((), f"{shown(source)} is not {what}")])
     odd = [key for key in source if not isinstance(key, str)]
     if odd:
-        raise Misfits([Misfit((), f"the key {shown(key)} is not a text") for key in odd])
+        keys = ", ".join(keys_of(model))
+        raise Misfits([Misfit((), f"the key {shown(key)} is not a text; keys are {keys}") for key in odd])
     plan = plan_of(model)
     misfits: list[Misfit] = []
     stated: dict[str, Any] = {}
