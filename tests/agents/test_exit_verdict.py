@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -36,6 +37,10 @@ class TestVerdict:
         verdict = exit_verdict(message, oom_kills=1, peak_bytes=GIB, asked_bytes=0)
         assert not verdict.out_of_memory
         assert verdict.message == message
+
+    def test_a_timer_of_its_own_code_is_named(self) -> None:
+        verdict = exit_verdict("killed by signal 14", oom_kills=0, peak_bytes=0, asked_bytes=0, code=-signal.SIGALRM)
+        assert "a timer of its own code ran out" in verdict.message
 
     def test_a_kill_by_somebody_else_is_not_but_says_the_peak(self) -> None:
         verdict = exit_verdict(KILLED, oom_kills=0, peak_bytes=GIB, asked_bytes=0)

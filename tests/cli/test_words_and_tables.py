@@ -13,6 +13,7 @@ import pytest
 import typer
 from rich.console import Console
 
+from callboard.cli.nodes.views import node_table
 from callboard.cli.show.failures import failure_of
 from callboard.cli.show.tables import table
 from callboard.cli.show.verb_guard import unless_wrong
@@ -45,6 +46,11 @@ def test_a_file_that_can_not_be_written_is_told_in_words(capsys: pytest.CaptureF
     with pytest.raises(typer.Exit), unless_wrong("clients", OSError):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), "/state/clients.json")
     assert "  why: /state/clients.json: Read-only file system." in capsys.readouterr().err
+
+
+def test_a_list_of_nodes_does_not_call_those_on_their_gpus_all_their_jobs() -> None:
+    """Jobs without a GPU hold CPUs there, too."""
+    assert [column.header for column in node_table([], wide=False).columns][6] == "ON GPUS"
 
 
 def test_names_stay_whole_where_the_terminal_is_narrow() -> None:

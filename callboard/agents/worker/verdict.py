@@ -57,6 +57,7 @@ _CAUSES: Mapping[int, str] = {
     signal.SIGINT: "somebody interrupted it (Ctrl-C)",
     signal.SIGHUP: "its terminal or session was closed",
     signal.SIGPIPE: "it wrote to a pipe or socket whose reader had gone",
+    signal.SIGALRM: "a timer of its own code ran out, and nothing there handles that (`signal.alarm`)",
     signal.SIGXCPU: "its limit of CPU time was reached (`ulimit -t`)",
     signal.SIGXFSZ: "its limit of file size was reached (`ulimit -f`)",
     signal.SIGSYS: "it made a system call that its sandbox forbids (seccomp)",

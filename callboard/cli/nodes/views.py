@@ -15,7 +15,7 @@ from callboard.v1.node_pb2 import DeviceUse, Node
 
 
 def node_table(nodes: Sequence[Node], *, wide: bool) -> Table:
-    columns = ["RANK", "NODE", "STATE", "CPU", "GPU", "MEMORY", "JOBS", "LABELS", "WHY"]
+    columns = ["RANK", "NODE", "STATE", "CPU", "GPU", "MEMORY", "ON GPUS", "LABELS", "WHY"]
     if wide:
         columns = [*columns[:-1], "HOST", "ADDRESS", "RUNTIME", "EPOCH", "VERSION", "RAY NODE", "WHY"]
     rows: list[list[RenderableType]] = []
