@@ -387,6 +387,17 @@ class TestConfigsOfHydra:
         added = "+cluster.component_placement.reward=7"
         assert self.workers("train", added, *at) == {"actor": 4, "env": 2, "reward": 1}
 
+    @pytest.mark.parametrize(("written", "workers"), [("1:0", 1), ("1:0-1", 2), ("0-1:0", 1)])
+    def test_ps_01_a_pair_in_an_override_or_beside_one_is_no_number_in_base_60(
+        self, tmp_path: Path, written: str, workers: int
+    ) -> None:
+        file = tmp_path / "pair.yaml"
+        file.write_text("cluster:\n  component_placement:\n    env: 1:0\n    actor: 0\n")
+        assert self.workers(str(file), f"cluster.component_placement.actor={written}", "--nodes", "4") == {
+            "actor": workers,
+            "env": 1,
+        }
+
     def test_a_plain_file_takes_overrides_too(self, file: Path) -> None:
         shown = show(file, "cluster.component_placement.env=0-20", "--nodes", "4+4+0")
         assert shown.exit_code == 2

@@ -22,6 +22,7 @@ from callboard.cli.show.exits import BAD_INPUT, CommandFailed
 from callboard.model.faults import Fault, InvalidInput
 from callboard.model.frozen import dataclass
 from callboard.model.inputs import read_yaml
+from callboard.model.inputs.located import OddNumber
 
 SUFFIXES = (".yaml", ".yml")
 
@@ -188,11 +189,23 @@ def _alone(own: Mapping[str, Any], text: str, overrides: Sequence[str]) -> Mappi
     if overrides:
         from callboard.cli.show.changes import changed, read_changes  # noqa: PLC0415 - few command lines have some
 
-        own = changed(own, read_changes(each.lstrip("+") for each in overrides))
+        # As texts: Hydra takes actor=1:0 for one, too, and the placement of the file is written anew.
+        own = _as_written(
+            changed(read_yaml(text, ours=False, odd=True), read_changes(each.lstrip("+") for each in overrides))
+        )
     if "${" not in text or find_spec("omegaconf") is None:
         return own
     found: Mapping[str, Any] = importlib.import_module("omegaconf").OmegaConf.create(dict(own))
     return found
+
+
+def _as_written(value: Any) -> Any:
+    """What YAML reads in another base than people do, as it stands in the file."""
+    if isinstance(value, Mapping):
+        return {key: _as_written(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_as_written(inner) for inner in value]
+    return value.written if isinstance(value, OddNumber) else value
 
 
 def _defaults(own: Mapping[str, Any]) -> list[str]:

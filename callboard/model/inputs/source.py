@@ -122,17 +122,18 @@ def composed(text: str, loader: type = yaml.SafeLoader) -> yaml.MappingNode:
     return node
 
 
-def read_yaml(text: str, *, ours: bool = True) -> SourceMapping:
+def read_yaml(text: str, *, ours: bool = True, odd: bool | None = None) -> SourceMapping:
     """The mapping that a YAML or JSON text holds.
 
     Args:
         ours: it is a file of callboard's, of whose numbers those that may be misread are marked as an
             :class:`OddNumber`; else a config of others, who read it themselves.
+        odd: whether those are marked all the same; None: where it is ours.
 
     Raises:
         InvalidInput: what :func:`composed` refuses, a key twice, or too many values; with line and column.
     """
-    reader = _Reader(ours)
+    reader = _Reader(ours, ours if odd is None else odd)
     node = composed(text)
     with _refusing(text):
         values = reader.value(node, ())
@@ -179,8 +180,9 @@ def _flow_depth(text: str) -> int:
 class _Reader:
     """Turns nodes into values once, noting where each was and what is wrong."""
 
-    def __init__(self, ours: bool) -> None:
+    def __init__(self, ours: bool, odd: bool) -> None:
         self._ours = ours
+        self._odd = odd
         # Of scalars; no tag can name a Python object.
         self._constructor = yaml.constructor.SafeConstructor()
         self._seen = 0
@@ -249,7 +251,7 @@ class _Reader:
             raise _refused(node, f"{what}; put it in quotes if it is meant as a text") from None
         if not self._ours and node.style is None and _POWER_OF_TEN.fullmatch(node.value):
             return float(node.value)
-        if self._ours and type(value) is int and _ODD_NUMBER.fullmatch(node.value):
+        if self._odd and type(value) is int and _ODD_NUMBER.fullmatch(node.value):
             return OddNumber.of(node.value, value)
         return value
 
