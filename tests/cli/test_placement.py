@@ -404,6 +404,10 @@ class TestConfigsOfHydra:
         assert f"{file} (composed):" in shown.stderr
         assert "env" in shown.stderr
         assert file.read_text() == CONFIG
+        for wrong in ("cluster", "~cluster.num_nodes", "=3"):
+            refused = show(file, wrong, "--nodes", "4")
+            assert refused.exit_code == 2
+            assert "Write for example cluster.component_placement.env=0-1." in refused.stderr
 
     def test_what_can_not_be_composed_says_why(self, folder: Path) -> None:
         for arguments, why in (

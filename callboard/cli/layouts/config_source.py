@@ -190,9 +190,8 @@ def _alone(own: Mapping[str, Any], text: str, overrides: Sequence[str]) -> Mappi
         from callboard.cli.show.changes import changed, read_changes  # noqa: PLC0415 - few command lines have some
 
         # As texts: Hydra takes actor=1:0 for one, too, and the placement of the file is written anew.
-        own = _as_written(
-            changed(read_yaml(text, ours=False, odd=True), read_changes(each.lstrip("+") for each in overrides))
-        )
+        changes = read_changes((each.lstrip("+") for each in overrides), "cluster.component_placement.env=0-1")
+        own = _as_written(changed(read_yaml(text, ours=False, odd=True), changes))
     if "${" not in text or find_spec("omegaconf") is None:
         return own
     found: Mapping[str, Any] = importlib.import_module("omegaconf").OmegaConf.create(dict(own))

@@ -20,15 +20,15 @@ def is_file(changes: Sequence[str]) -> bool:
     return len(changes) == 1 and "=" not in changes[0]
 
 
-def read_changes(changes: Iterable[str]) -> list[Change]:
-    """The changes that arguments such as "nominal.cpu=8" ask for.
+def read_changes(changes: Iterable[str], example: str = "nominal.cpu=8") -> list[Change]:
+    """The changes that arguments such as ``example`` ask for.
 
     Raises:
         CommandFailed: one is no change, or changes what another one does.
     """
     found = dict[tuple[str, ...], Any]()
     for text in changes:
-        path, value = _read(text)
+        path, value = _read(text, example)
         if path in found:
             name = ".".join(path)
             raise CommandFailed(
@@ -54,14 +54,14 @@ def changed(mapping: Mapping[str, Any], changes: Iterable[Change]) -> dict[str, 
     return result
 
 
-def _read(text: str) -> Change:
+def _read(text: str, example: str) -> Change:
     name, equals, value = text.partition("=")
     path = tuple(name.split("."))
     if not equals or not all(path):
         raise CommandFailed(
-            f"{text!r} is neither a field nor the only file.",
+            f"{text!r} is neither a change nor the only file.",
             "A change reads KEY=VALUE.",
-            "Write for example nominal.cpu=8.",
+            f"Write for example {example}.",
             BAD_INPUT,
         )
     try:
