@@ -62,8 +62,6 @@ def test_se_07_impossible_values_are_refused_by_name(option: str, value: Any) ->
 def test_a_plain_process_node_has_no_part_in_ray() -> None:
     with pytest.raises(OptionError):
         AgentOptions(node_id="n0", runtime="process", ray_head=True)
-    with pytest.raises(OptionError, match="port_base"):
-        AgentOptions(node_id="n0", runtime="process", port_base=20_000)
     with pytest.raises(OptionError):
         AgentOptions(node_id="n0", runtime="process", node_ip="127.0.0.2")
     with pytest.raises(OptionError):

@@ -59,7 +59,8 @@ METHODS = [
 async def refusal(channel: Any, path: str, streams: bool, streamed: bool, *, token: str = "") -> Any:
     metadata = (("authorization", f"Bearer {token}"),) if token else ()
     if streams:
-        call = channel.stream_stream(path)(iter([b""]), timeout=30, metadata=metadata)
+        # Without a message: grpc.aio's client would hide the status when the stream ends before it has sent one.
+        call = channel.stream_stream(path)(timeout=30, metadata=metadata)
     elif streamed:
         call = channel.unary_stream(path)(b"", timeout=30, metadata=metadata)
     else:

@@ -77,15 +77,10 @@ def check_nodes(plan: ClusterPlan) -> None:
         raise typer.BadParameter(
             f"{plan.cpus} is not a whole number; a Ray node has whole CPUs", param_hint="--cpus-per-node"
         )
-    of_ray = {
-        "--ray-address": plan.ray_address,
-        "--ray-port": plan.ray_port,
-        "--dashboard-port": plan.dashboard_port,
-        "--port-base": plan.port_base,
-    }
-    for option, stated in of_ray.items():
-        if stated and plan.runtime != "ray":
-            raise typer.BadParameter("is for nodes with Ray; leave it out, or say --runtime ray", param_hint=option)
+    if plan.ray_address and plan.runtime != "ray":
+        raise typer.BadParameter(
+            "is for nodes with Ray; leave it out, or say --runtime ray", param_hint="--ray-address"
+        )
     with reading("--memory-per-node"):
         parse_memory(plan.memory)
     _check_resources(plan.resources)
