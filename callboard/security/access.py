@@ -221,7 +221,4 @@ def credentials_in(metadata: Iterable[tuple[str, str | bytes]]) -> Credentials:
 
 
 def _bearer(metadata: Iterable[tuple[str, str | bytes]]) -> str:
-    for key, value in metadata:
-        if key == AUTHORIZATION and isinstance(value, str):
-            return bearer_of(value)
-    return ""
+    return next((bearer_of(value) for _, value in credentials_in(metadata)), "")
