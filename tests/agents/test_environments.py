@@ -362,3 +362,9 @@ async def test_a_project_for_another_python_is_refused_where_there_is_no_uv(
     if caught is not None:
         said = str(caught.value)
         assert (reason_of(said, platform.python_version()) or said).startswith(why)
+
+
+async def test_a_python_requirement_that_is_none_is_refused_in_words(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text("[project]\nname = 'p'\nrequires-python = [3, 12]\n")
+    with pytest.raises(ValueError, match="Invalid specifier"):
+        _steps("uv", tmp_path, tmp_path / "venv", None)

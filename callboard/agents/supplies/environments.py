@@ -363,7 +363,7 @@ def _write_requirements(source: Path) -> None:
     """What a project depends on as requirements for pip, in the versions of its lock file."""
     project = tomllib.loads((source / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     asked, here = project.get("requires-python", ""), platform.python_version()
-    if not SpecifierSet(asked).contains(here, prereleases=True):
+    if not SpecifierSet(str(asked)).contains(here, prereleases=True):
         raise ValueError(f"{here} is not in the project's Python requirement: `{asked}`")  # in uv's words
     versions: dict[str, set[str]] = {}
     if (lock := source / "uv.lock").exists():
